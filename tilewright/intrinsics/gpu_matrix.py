@@ -103,6 +103,11 @@ FORMS: Mapping[str, MatrixForm] = {
 }
 
 
+def with_kept_rows(form: MatrixForm) -> str:
+    """The instruction of four warps whose rows' operand lies in registers, as its sums do."""
+    return form.name.replace("wgmma_", "wgmma_kept_")
+
+
 def _matrix(context: InstructionContext, number: int, lanes: LaneMap) -> np.ndarray:
     """An operand's matrix of every warp: (warps, others, rows, columns)."""
     kept = np.stack([context.by_warp(context.read(number, (e,))) for e in range(lanes.elements)])
@@ -122,22 +127,34 @@ def _mma_meaning(form: MatrixForm, context: InstructionContext) -> None:
 
 
 def _wgmma_meaning(form: MatrixForm, context: InstructionContext) -> None:
-    columns, a_turned, b_turned, along = (int(s) for s in context.scalars)
+    columns, a_turned, b_turned, along, goes_on = (int(s) for s in context.scalars)
     between = along // (8 * ROW_BYTES)  # lines from 64 elements of a line to the next
     a = _read_group(form, context, 1, bool(a_turned), 64, between)
     b = _read_group(form, context, 2, bool(b_turned), columns, between)
-    product = np.matmul(
-        a.astype(np.float32), np.swapaxes(b, -1, -2).astype(np.float32)
-    )  # (groups, others, 64, columns)
+    _added_by_group(form, context, a, b, bool(goes_on))
+
+
+def _wgmma_kept_meaning(form: MatrixForm, context: InstructionContext) -> None:
+    columns, b_turned, along = (int(s) for s in context.scalars)
+    own = _matrix(context, 1, form.a)  # (warps, others, 16, depth)
+    grouped = own.reshape(-1, form.warps, *own.shape[1:])
+    a = np.moveaxis(grouped, 1, 2).reshape(grouped.shape[0], own.shape[1], form.warps * form.a.rows, form.depth)
+    b = _read_group(form, context, 2, bool(b_turned), columns, along // (8 * ROW_BYTES))
+    _added_by_group(form, context, a, b, True)
+
+
+def _added_by_group(form: MatrixForm, context: InstructionContext, a: np.ndarray, b: np.ndarray, goes_on: bool) -> None:
+    """Sums of every four warps, (groups, others, 64, columns), lane by lane: fragments one behind the other."""
+    product = np.matmul(a.astype(np.float32), np.swapaxes(b, -1, -2).astype(np.float32))
     rows, places = form.c.places()
-    for j in range(columns // form.c.columns):
+    for j in range(product.shape[-1] // form.c.columns):
         for e in range(form.c.elements):
-            at = (j, e)
+            at = np.asarray(j * form.c.elements + e)
             own = [product[:, :, w * form.c.rows + rows[:, e], j * form.c.columns + places[:, e]]
                    for w in range(form.warps)]  # fmt: skip
-            added = np.stack(own, 1).reshape(-1, product.shape[1], WARP)  # (warps, others, lanes)
-            before = context.by_warp(context.read(0, at))
-            context.write(0, context.from_warps(before + np.moveaxis(added, 2, 1)), at)
+            added = np.moveaxis(np.stack(own, 1).reshape(-1, product.shape[1], WARP), 2, 1)  # (warps, lanes, others)
+            before = context.by_warp(context.read_run(0, at)) if goes_on else 0.0
+            context.write_run(0, context.from_warps(before + added), at)
 
 
 def _read_group(
@@ -196,10 +213,21 @@ def _nothing(context: InstructionContext) -> None:
 
 def _wgmma(form: MatrixForm) -> Intrinsic:
     """c of four warps, which have 16 of its 64 rows each, += a b, both in shared memory. Scalars: columns, whether
-    lines of a and of b run along their own axes instead of the sum, bytes from 64 columns of such lines to the next."""
+    lines of a and of b run along their own axes instead of the sum, bytes from 64 columns of such lines to the next,
+    and whether c goes on or begins with this product."""
     operands = (_SUMS, OperandRule(_SHARED), OperandRule(_SHARED))
-    text = f"tw::{form.name}<{{scalar0}}, {{scalar1}}, {{scalar2}}, {{scalar3}}>({{place0}}, {{place1}}, {{place2}});"
-    return Intrinsic(form.name, "warpgroup", operands, 4, {"cuda": text}, partial(_wgmma_meaning, form))
+    given = ", ".join(f"{{scalar{n}}}" for n in range(5))
+    text = f"tw::{form.name}<{given}>({{place0}}, {{place1}}, {{place2}});"
+    return Intrinsic(form.name, "warpgroup", operands, 5, {"cuda": text}, partial(_wgmma_meaning, form))
+
+
+def _wgmma_kept(form: MatrixForm) -> Intrinsic:
+    """The same with each warp's 16 rows of a in its registers. Scalars: columns, whether lines of b run along its own
+    axes, bytes from 64 columns of such lines to the next."""
+    operands = (_SUMS, OperandRule(_REGISTER, form.a.elements), OperandRule(_SHARED))
+    name = with_kept_rows(form)
+    text = f"tw::{name}<{{scalar0}}, {{scalar1}}, {{scalar2}}>({{place0}}, {{place1}}, {{place2}});"
+    return Intrinsic(name, "warpgroup", operands, 3, {"cuda": text}, partial(_wgmma_kept_meaning, form))
 
 
 def _ldmatrix(name: str, span: int, transposed: bool) -> Intrinsic:
@@ -212,9 +240,10 @@ def _ldmatrix(name: str, span: int, transposed: bool) -> Intrinsic:
 ROWS: tuple[Intrinsic, ...] = (
     *(_mma(form) for form in FORMS.values() if form.warps == 1),
     *(_wgmma(form) for form in FORMS.values() if form.warps > 1),
+    *(_wgmma_kept(form) for form in FORMS.values() if form.warps > 1 and form.operand.bits == 16),
     Intrinsic("wgmma_fence", "warpgroup", (), 0, {"cuda": "tw::wgmma_fence();"}, _nothing),
     Intrinsic("wgmma_commit", "warpgroup", (_SUMS,), 0, {"cuda": "tw::wgmma_commit({place0});"}, _nothing),
-    # how many groups may be under way still, and how many sums a lane has
+    # how many groups may be under way still, and how many sums a lane has that are done then
     Intrinsic(
         "wgmma_wait", "warpgroup", (_SUMS,), 2, {"cuda": "tw::wgmma_wait<{scalar0}, {scalar1}>({place0});"}, _nothing
     ),

@@ -86,6 +86,7 @@ struct Thread {
   unsigned long long value, received;
   Row<Copy> copies;  // issued and not landed, oldest first
   int group;         // the one that a commit closes
+  int products;      // groups of products that were committed
   unsigned fenced;   // how many writes there had been at its last fence
 };
 
@@ -366,6 +367,8 @@ void copy_async(Buffer* to, long long to_offset, Buffer* from, long long from_of
 void zero_async(Buffer* to, long long to_offset, int count) { copy_async(to, to_offset, nullptr, 0, count); }
 
 void commit() { ++now->threads[shared_engine.thread].group; }
+
+int products_committed(int more) { return now->threads[shared_engine.thread].products += more; }
 
 // Groups land in order; `pending` of the committed ones may stay in the air.
 void wait(int pending) {
@@ -660,6 +663,7 @@ extern "C" TW_EXPORT Engine* tw_engine() {
   shared_engine.together = together;
   shared_engine.async_fence = async_fence;
   shared_engine.read_unordered = read_unordered;
+  shared_engine.products_committed = products_committed;
   return &shared_engine;
 }
 

@@ -73,6 +73,7 @@ struct Engine {
   void (*together)(Together* mine, int line);
   void (*async_fence)();
   void (*read_unordered)(Buffer*, long long offset);  // by a unit that sees what was written before a fence alone
+  int (*products_committed)(int more);  // groups of products of this thread, that so many were just added to
   long long bank_conflicts;  // turns that reads of matrices waited for each other, beyond the first
 };
 

@@ -1,6 +1,7 @@
-// The emulator's tensor cores that four warps feed as one from shared memory: part of emulate.hpp. A product is noted
-// when it is issued, and done when it is waited for: until then its sums may not be touched, and what it reads may not
-// change. Where the operands' elements lie is computed from addresses, as by the hardware.
+// The emulator's tensor cores that four warps feed as one from shared memory, or with rows in registers: part of
+// emulate.hpp. A product is noted when it is issued, and done when its sums are waited for: until then they may not be
+// touched, nor rows in registers, and what it reads may not change. Where the operands' elements lie in memory is
+// computed from addresses, as by the hardware.
 #pragma once
 
 namespace tw {
@@ -13,9 +14,12 @@ constexpr int most_depth = 16;
 template <class T> constexpr int depth_of() { return 32 / sizeof(T); }
 
 struct Pending {
-  Buffer *a, *b;
+  Buffer *a, *b;  // no `a` where rows are in registers
+  Bank* rows;
+  long long first_row;
   unsigned long long a_start, b_start;  // bytes from the start of the arena's memory
   bool a_turned, b_turned;
+  bool on;  // sums go on; else they begin anew
   int columns, along, group;
   unsigned long long seen;  // of what this lane read when it was issued
 };
@@ -23,7 +27,7 @@ struct Pending {
 struct Flight {
   Pending product[most_products];
   long long first;  // of the sums
-  int sums, count, group;
+  int sums, count;
   void (*finish)(Bank*, int line);  // of the operands' type
 };
 
@@ -66,6 +70,12 @@ template <class T> TW_CALL unsigned long long fetch_share(const Pending& product
   const int rows = 16 * depth / warp_size, columns = product.columns * depth / warp_size;
   for (int e = 0; e < rows; ++e) {
     const int n = lane * rows + e;
+    if (product.rows) {
+      const T value = static_cast<const T*>(product.rows->data)[product.first_row + e];
+      seen = seen * 1099511628211ull + value.bits;
+      mine->a[e] = static_cast<float>(value);
+      continue;
+    }
     mine->a[e] = matrix_element<T>(product.a, matrix_address<T>(product.a_start, product.a_turned, 0, warp * 16 + n / depth, n % depth), &seen);
   }
   for (int e = 0; e < columns; ++e) {
@@ -85,7 +95,7 @@ static TW_CALL bool same_operands(Grouped** lanes) {
 
 static TW_CALL void issue_group(Together** given) {
   Grouped** lanes = reinterpret_cast<Grouped**>(given);
-  if (!same_operands(lanes)) engine->fault(SHUFFLE, lanes[0]->product->a->name, 0, nullptr);
+  if (!same_operands(lanes)) engine->fault(SHUFFLE, lanes[0]->product->b->name, 0, nullptr);
 }
 
 template <int Depth> TW_CALL void multiply_group(Together** given) {
@@ -94,7 +104,10 @@ template <int Depth> TW_CALL void multiply_group(Together** given) {
   const int columns = lanes[0]->product->columns;
   const int of_rows = 16 * Depth / warp_size, of_columns = columns * Depth / warp_size;
   for (int l = 0; l < warp_size; ++l) {
-    for (int e = 0; e < of_rows; ++e) a[(l * of_rows + e) / Depth][(l * of_rows + e) % Depth] = lanes[l]->a[e];
+    for (int e = 0; e < of_rows; ++e) {
+      if (lanes[l]->product->rows) a[l / 4 + e / 2 % 2 * 8][l % 4 * 2 + e % 2 + e / 4 * 8] = lanes[l]->a[e];
+      else a[(l * of_rows + e) / Depth][(l * of_rows + e) % Depth] = lanes[l]->a[e];
+    }
     for (int e = 0; e < of_columns; ++e) {
       const int n = l * of_columns + e;
       b[n % Depth][n / Depth] = lanes[l]->b[e];
@@ -121,9 +134,11 @@ template <class T> TW_CALL void finish_product(Bank* bank, int line) {
   mine.run = multiply_group<depth_of<T>()>;
   mine.product = &product;
   mine.warp = engine->thread / warp_size;
-  if (fetch_share<T>(product, &mine) != product.seen) engine->fault(ASYNC, product.a->name, 0, nullptr);
+  if (fetch_share<T>(product, &mine) != product.seen) engine->fault(ASYNC, product.b->name, 0, nullptr);
+  if (product.rows)
+    for (int e = 0; e < depth_of<T>() / 2; ++e) product.rows->state[product.first_row + e] &= ~IN_FLIGHT;
   float* sums = static_cast<float*>(bank->data) + flight->first;
-  for (int e = 0; e < flight->sums; ++e) mine.c[e] = sums[e];
+  for (int e = 0; e < flight->sums; ++e) mine.c[e] = product.on ? sums[e] : 0.0f;
   engine->together(&mine, line);
   for (int e = 0; e < flight->sums; ++e) sums[e] = mine.c[e];
   --flight->count;
@@ -132,24 +147,31 @@ template <class T> TW_CALL void finish_product(Bank* bank, int line) {
     for (int e = 0; e < flight->sums; ++e) bank->state[flight->first + e] &= ~IN_FLIGHT;
 }
 
-template <int N, bool TurnedA, bool TurnedB, int Along, class T>
-void issue_product(const RegisterPlace<float>& c, const Place<T>& a, const Place<T>& b, int line) {
+template <class T> TW_CALL void issue_product(const RegisterPlace<float>& c, Pending given, int line) {
   Bank* bank = c.bank;
   if (!bank->flight) {
     bank->flight = static_cast<Flight*>(__builtin_malloc(sizeof(Flight)));
-    bank->flight->count = bank->flight->group = 0;
+    bank->flight->count = 0;
   }
   Flight* flight = bank->flight;
   flight->first = locate(bank, c.index);
-  flight->sums = N / 2;
+  flight->sums = given.columns / 2;
   flight->finish = finish_product<T>;
-  for (int e = 0; e < N / 2; ++e) {
-    if (!(bank->state[flight->first + e] & 1)) unwritten_register(bank, flight->first + e);
-    bank->state[flight->first + e] |= 2 | IN_FLIGHT;
+  for (int e = 0; e < flight->sums; ++e) {
+    unsigned char& state = bank->state[flight->first + e];
+    if (given.on && !(state & 1)) unwritten_register(bank, flight->first + e);
+    if (!given.on && state & IN_FLIGHT) register_in_flight(bank);
+    state |= 1 | 2 | IN_FLIGHT;
+  }
+  for (int e = 0; given.rows && e < depth_of<T>() / 2; ++e) {
+    unsigned char& state = given.rows->state[given.first_row + e];
+    if (!(state & 1)) unwritten_register(given.rows, given.first_row + e);
+    state |= 2 | IN_FLIGHT;
   }
   if (flight->count == most_products) return engine->fault(ASYNC, bank->name, 0, nullptr);
   Pending& product = flight->product[flight->count++];
-  product = {a.buffer, b.buffer, matrix_start(a), matrix_start(b), TurnedA, TurnedB, N, Along, flight->group, 0};
+  product = given;
+  product.group = engine->products_committed(0);
   Grouped mine;
   mine.run = issue_group;
   mine.product = &product;
@@ -158,35 +180,46 @@ void issue_product(const RegisterPlace<float>& c, const Place<T>& a, const Place
   engine->together(&mine, line);
 }
 
+template <int N, bool TurnedA, bool TurnedB, int Along, bool On, class T>
+void multiply_memory(const RegisterPlace<float>& c, const Place<T>& a, const Place<T>& b, int line) {
+  issue_product<T>(c, {a.buffer, b.buffer, nullptr, 0, matrix_start(a), matrix_start(b), TurnedA, TurnedB, On, N, Along}, line);
+}
+template <int N, bool TurnedB, int Along, class T>
+void multiply_kept(const RegisterPlace<float>& c, const RegisterPlace<T>& a, const Place<T>& b, int line) {
+  const long long first = a.first(depth_of<T>() / 2);
+  if (first < 0) return;
+  issue_product<T>(c, {nullptr, b.buffer, a.bank, first, 0, matrix_start(b), false, TurnedB, true, N, Along}, line);
+}
+
 }  // namespace emulate
 
 TW_FN void async_fence() { emulate::engine->async_fence(); }
 TW_FN void wgmma_fence() {}
-TW_FN void wgmma_commit(const emulate::RegisterPlace<float>& c) {
-  if (c.bank->flight) ++c.bank->flight->group;
-}
-// Groups end in order; `Pending` of those that are committed may be under way still.
+TW_FN void wgmma_commit(const emulate::RegisterPlace<float>&) { emulate::engine->products_committed(1); }
+// Groups end in order, whatever they sum up in; `Pending` of those that a thread has committed may be under way still.
 template <int Pending, int Sums>
 TW_FN void wgmma_wait(const emulate::RegisterPlace<float>& c, int line = __builtin_LINE()) {
   emulate::Flight* flight = c.bank->flight;
-  while (flight && flight->count && flight->product[0].group < flight->group - Pending)
+  while (flight && flight->count && flight->product[0].group < emulate::engine->products_committed(0) - Pending)
     flight->finish(c.bank, line);
 }
-template <int N, bool TurnedA, bool TurnedB, int Along>
-TW_FN void wgmma_float16(const emulate::RegisterPlace<float>& c, const emulate::Place<half>& a,
-                         const emulate::Place<half>& b, int line = __builtin_LINE()) {
-  emulate::issue_product<N, TurnedA, TurnedB, Along>(c, a, b, line);
-}
-template <int N, bool TurnedA, bool TurnedB, int Along>
-TW_FN void wgmma_bfloat16(const emulate::RegisterPlace<float>& c, const emulate::Place<bfloat16>& a,
-                          const emulate::Place<bfloat16>& b, int line = __builtin_LINE()) {
-  emulate::issue_product<N, TurnedA, TurnedB, Along>(c, a, b, line);
-}
-template <int N, bool TurnedA, bool TurnedB, int Along>
-TW_FN void wgmma_tf32(const emulate::RegisterPlace<float>& c, const emulate::Place<tf32>& a,
-                      const emulate::Place<tf32>& b, int line = __builtin_LINE()) {
-  static_assert(!TurnedA && !TurnedB, "lines of wider elements run along the sum");
-  emulate::issue_product<N, TurnedA, TurnedB, Along>(c, a, b, line);
-}
+#define TW_IN_MEMORY(name, type) \
+  template <int N, bool TurnedA, bool TurnedB, int Along, bool On> \
+  TW_FN void name(const emulate::RegisterPlace<float>& c, const emulate::Place<type>& a, const emulate::Place<type>& b, \
+                  int line = __builtin_LINE()) { \
+    static_assert(sizeof(type) == 2 || !(TurnedA || TurnedB), "lines of wider elements run along the sum"); \
+    emulate::multiply_memory<N, TurnedA, TurnedB, Along, On>(c, a, b, line); \
+  }
+TW_IN_MEMORY(wgmma_float16, half)
+TW_IN_MEMORY(wgmma_bfloat16, bfloat16)
+TW_IN_MEMORY(wgmma_tf32, tf32)
+#define TW_IN_REGISTERS(name, type) \
+  template <int N, bool TurnedB, int Along> \
+  TW_FN void name(const emulate::RegisterPlace<float>& c, const emulate::RegisterPlace<type>& a, \
+                  const emulate::Place<type>& b, int line = __builtin_LINE()) { \
+    emulate::multiply_kept<N, TurnedB, Along>(c, a, b, line); \
+  }
+TW_IN_REGISTERS(wgmma_kept_float16, half)
+TW_IN_REGISTERS(wgmma_kept_bfloat16, bfloat16)
 
 }  // namespace tw

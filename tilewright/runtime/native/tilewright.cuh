@@ -314,11 +314,12 @@ TW_FN void async_fence() {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 TW_FN void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 TW_FN void wgmma_commit(const float*) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// The compiler is not to move what it does with the sums across a wait for all of them.
+// The compiler is not to move what it does with sums that are done across the wait for them: so many, 0 where some of
+// the products that were waited for go on.
 template <int Pending, int Sums> TW_FN void wgmma_wait(float* c) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
 #pragma unroll
-  for (int i = 0; i < (Pending ? 0 : Sums); ++i) asm volatile("" : "+f"(c[i])::"memory");
+  for (int i = 0; i < Sums; ++i) asm volatile("" : "+f"(c[i])::"memory");
 }
 
 // Where a matrix lies: its first byte, bytes from 64 elements of a line to the next and from eight lines to the next.
@@ -328,45 +329,96 @@ TW_FN unsigned long long matrix_place(const void* first, int along) {
          (shared & 0x3ffffu) >> 4;
 }
 
-#define TW_WORDS_0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define TW_WORDS_1 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define TW_WORDS_2 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define TW_WORDS_3 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define TW_WORDS_4 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
-#define TW_WORDS_5 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define TW_WORDS_6 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
-#define TW_WORDS_7 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define TW_KEPT(i) \
+// The sums' registers, eight more for every 16 columns; behind them the operands, by their numbers.
+#define TW_SUMS_16 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define TW_SUMS_32 TW_SUMS_16 ", " "%8, %9, %10, %11, %12, %13, %14, %15"
+#define TW_SUMS_48 TW_SUMS_32 ", " "%16, %17, %18, %19, %20, %21, %22, %23"
+#define TW_SUMS_64 TW_SUMS_48 ", " "%24, %25, %26, %27, %28, %29, %30, %31"
+#define TW_SUMS_80 TW_SUMS_64 ", " "%32, %33, %34, %35, %36, %37, %38, %39"
+#define TW_SUMS_96 TW_SUMS_80 ", " "%40, %41, %42, %43, %44, %45, %46, %47"
+#define TW_SUMS_112 TW_SUMS_96 ", " "%48, %49, %50, %51, %52, %53, %54, %55"
+#define TW_SUMS_128 TW_SUMS_112 ", " "%56, %57, %58, %59, %60, %61, %62, %63"
+#define TW_SUMS_144 TW_SUMS_128 ", " "%64, %65, %66, %67, %68, %69, %70, %71"
+#define TW_SUMS_160 TW_SUMS_144 ", " "%72, %73, %74, %75, %76, %77, %78, %79"
+#define TW_SUMS_176 TW_SUMS_160 ", " "%80, %81, %82, %83, %84, %85, %86, %87"
+#define TW_SUMS_192 TW_SUMS_176 ", " "%88, %89, %90, %91, %92, %93, %94, %95"
+#define TW_SUMS_208 TW_SUMS_192 ", " "%96, %97, %98, %99, %100, %101, %102, %103"
+#define TW_SUMS_224 TW_SUMS_208 ", " "%104, %105, %106, %107, %108, %109, %110, %111"
+#define TW_SUMS_240 TW_SUMS_224 ", " "%112, %113, %114, %115, %116, %117, %118, %119"
+#define TW_SUMS_256 TW_SUMS_240 ", " "%120, %121, %122, %123, %124, %125, %126, %127"
+#define TW_EIGHT(i) \
   "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), \
-      "+f"(c[i + 7]), "+f"(c[i + 8]), "+f"(c[i + 9]), "+f"(c[i + 10]), "+f"(c[i + 11]), "+f"(c[i + 12]), \
-      "+f"(c[i + 13]), "+f"(c[i + 14]), "+f"(c[i + 15])
-#define TW_WGMMA(kind, n, words, at, ...) \
+      "+f"(c[i + 7])
+#define TW_KEPT_16 TW_EIGHT(0)
+#define TW_KEPT_32 TW_KEPT_16, TW_EIGHT(8)
+#define TW_KEPT_48 TW_KEPT_32, TW_EIGHT(16)
+#define TW_KEPT_64 TW_KEPT_48, TW_EIGHT(24)
+#define TW_KEPT_80 TW_KEPT_64, TW_EIGHT(32)
+#define TW_KEPT_96 TW_KEPT_80, TW_EIGHT(40)
+#define TW_KEPT_112 TW_KEPT_96, TW_EIGHT(48)
+#define TW_KEPT_128 TW_KEPT_112, TW_EIGHT(56)
+#define TW_KEPT_144 TW_KEPT_128, TW_EIGHT(64)
+#define TW_KEPT_160 TW_KEPT_144, TW_EIGHT(72)
+#define TW_KEPT_176 TW_KEPT_160, TW_EIGHT(80)
+#define TW_KEPT_192 TW_KEPT_176, TW_EIGHT(88)
+#define TW_KEPT_208 TW_KEPT_192, TW_EIGHT(96)
+#define TW_KEPT_224 TW_KEPT_208, TW_EIGHT(104)
+#define TW_KEPT_240 TW_KEPT_224, TW_EIGHT(112)
+#define TW_KEPT_256 TW_KEPT_240, TW_EIGHT(120)
+#define TW_WGMMA(kind, n, at) \
   if constexpr (N == n) \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n kind " {" words "}, " at ";" : __VA_ARGS__ : TW_PLACES : "memory");
-#define TW_WGMMAS(name, type, kind, of_16_bits) \
-  template <int N, bool TurnedA, bool TurnedB, int Along> TW_FN void name(float* c, const type* a, const type* b) { \
-    static_assert(N % 32 == 0 && N <= 256, "columns"); \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n kind " {" TW_SUMS_##n "}, " at ";" : TW_KEPT_##n : TW_GIVEN : "memory");
+// operands behind the sums' n / 2 registers
+#define TW_WGMMAS(kind) \
+  TW_WGMMA(kind, 16, TW_AT(8, 9, 10, 11, 12, 13, 14)) \
+  TW_WGMMA(kind, 32, TW_AT(16, 17, 18, 19, 20, 21, 22)) \
+  TW_WGMMA(kind, 48, TW_AT(24, 25, 26, 27, 28, 29, 30)) \
+  TW_WGMMA(kind, 64, TW_AT(32, 33, 34, 35, 36, 37, 38)) \
+  TW_WGMMA(kind, 80, TW_AT(40, 41, 42, 43, 44, 45, 46)) \
+  TW_WGMMA(kind, 96, TW_AT(48, 49, 50, 51, 52, 53, 54)) \
+  TW_WGMMA(kind, 112, TW_AT(56, 57, 58, 59, 60, 61, 62)) \
+  TW_WGMMA(kind, 128, TW_AT(64, 65, 66, 67, 68, 69, 70)) \
+  TW_WGMMA(kind, 144, TW_AT(72, 73, 74, 75, 76, 77, 78)) \
+  TW_WGMMA(kind, 160, TW_AT(80, 81, 82, 83, 84, 85, 86)) \
+  TW_WGMMA(kind, 176, TW_AT(88, 89, 90, 91, 92, 93, 94)) \
+  TW_WGMMA(kind, 192, TW_AT(96, 97, 98, 99, 100, 101, 102)) \
+  TW_WGMMA(kind, 208, TW_AT(104, 105, 106, 107, 108, 109, 110)) \
+  TW_WGMMA(kind, 224, TW_AT(112, 113, 114, 115, 116, 117, 118)) \
+  TW_WGMMA(kind, 240, TW_AT(120, 121, 122, 123, 124, 125, 126)) \
+  TW_WGMMA(kind, 256, TW_AT(128, 129, 130, 131, 132, 133, 134))
+// both in shared memory; elements of 16 bits may lie either way, wider ones along the sum alone. Sums go on, or begin anew.
+#define TW_IN_MEMORY(name, type, kind, of_16_bits) \
+  template <int N, bool TurnedA, bool TurnedB, int Along, bool On> TW_FN void name(float* c, const type* a, const type* b) { \
+    static_assert(N % 16 == 0 && N <= 256, "columns"); \
     static_assert(of_16_bits || !(TurnedA || TurnedB), "lines of wider elements run along the sum"); \
     const unsigned long long x = matrix_place(a, 16), y = matrix_place(b, TurnedB ? Along : 16); \
-    TW_WGMMA(kind, 32, TW_WORDS_0, "%16, %17, 1, 1, 1" TW_TURNED(18, 19), TW_KEPT(0)) \
-    TW_WGMMA(kind, 64, TW_WORDS_0 ", " TW_WORDS_1, "%32, %33, 1, 1, 1" TW_TURNED(34, 35), TW_KEPT(0), TW_KEPT(16)) \
-    TW_WGMMA(kind, 96, TW_WORDS_0 ", " TW_WORDS_1 ", " TW_WORDS_2, "%48, %49, 1, 1, 1" TW_TURNED(50, 51), TW_KEPT(0), TW_KEPT(16), TW_KEPT(32)) \
-    TW_WGMMA(kind, 128, TW_WORDS_0 ", " TW_WORDS_1 ", " TW_WORDS_2 ", " TW_WORDS_3, "%64, %65, 1, 1, 1" TW_TURNED(66, 67), TW_KEPT(0), TW_KEPT(16), TW_KEPT(32), TW_KEPT(48)) \
-    TW_WGMMA(kind, 160, TW_WORDS_0 ", " TW_WORDS_1 ", " TW_WORDS_2 ", " TW_WORDS_3 ", " TW_WORDS_4, "%80, %81, 1, 1, 1" TW_TURNED(82, 83), TW_KEPT(0), TW_KEPT(16), TW_KEPT(32), TW_KEPT(48), TW_KEPT(64)) \
-    TW_WGMMA(kind, 192, TW_WORDS_0 ", " TW_WORDS_1 ", " TW_WORDS_2 ", " TW_WORDS_3 ", " TW_WORDS_4 ", " TW_WORDS_5, "%96, %97, 1, 1, 1" TW_TURNED(98, 99), TW_KEPT(0), TW_KEPT(16), TW_KEPT(32), TW_KEPT(48), TW_KEPT(64), TW_KEPT(80)) \
-    TW_WGMMA(kind, 224, TW_WORDS_0 ", " TW_WORDS_1 ", " TW_WORDS_2 ", " TW_WORDS_3 ", " TW_WORDS_4 ", " TW_WORDS_5 ", " TW_WORDS_6, "%112, %113, 1, 1, 1" TW_TURNED(114, 115), TW_KEPT(0), TW_KEPT(16), TW_KEPT(32), TW_KEPT(48), TW_KEPT(64), TW_KEPT(80), TW_KEPT(96)) \
-    TW_WGMMA(kind, 256, TW_WORDS_0 ", " TW_WORDS_1 ", " TW_WORDS_2 ", " TW_WORDS_3 ", " TW_WORDS_4 ", " TW_WORDS_5 ", " TW_WORDS_6 ", " TW_WORDS_7, "%128, %129, 1, 1, 1" TW_TURNED(130, 131), TW_KEPT(0), TW_KEPT(16), TW_KEPT(32), TW_KEPT(48), TW_KEPT(64), TW_KEPT(80), TW_KEPT(96), TW_KEPT(112)) \
+    TW_WGMMAS(kind) \
   }
-// elements of 16 bits may lie either way, wider ones along the sum alone
-#define TW_PLACES "l"(x), "l"(y), "n"(TurnedA ? 1 : 0), "n"(TurnedB ? 1 : 0)
-#define TW_TURNED(a, b) ", %" #a ", %" #b
-TW_WGMMAS(wgmma_float16, half, "k16.f32.f16.f16", true)
-TW_WGMMAS(wgmma_bfloat16, bfloat16, "k16.f32.bf16.bf16", true)
-#undef TW_PLACES
-#undef TW_TURNED
-#define TW_PLACES "l"(x), "l"(y)
-#define TW_TURNED(a, b) ""
-TW_WGMMAS(wgmma_tf32, tf32, "k8.f32.tf32.tf32", false)
+#define TW_GIVEN "l"(x), "l"(y), "n"(On ? 1 : 0), "n"(TurnedA ? 1 : 0), "n"(TurnedB ? 1 : 0)
+#define TW_AT(a, b, on, ta, tb, e, f) "%" #a ", %" #b ", %" #on ", 1, 1, %" #ta ", %" #tb
+TW_IN_MEMORY(wgmma_float16, half, "k16.f32.f16.f16", true)
+TW_IN_MEMORY(wgmma_bfloat16, bfloat16, "k16.f32.bf16.bf16", true)
+#undef TW_GIVEN
+#undef TW_AT
+#define TW_GIVEN "l"(x), "l"(y), "n"(On ? 1 : 0)
+#define TW_AT(a, b, on, ta, tb, e, f) "%" #a ", %" #b ", %" #on ", 1, 1"
+TW_IN_MEMORY(wgmma_tf32, tf32, "k8.f32.tf32.tf32", false)
+#undef TW_GIVEN
+#undef TW_AT
+// rows in registers, as a warp keeps them for a product of its own
+#define TW_IN_REGISTERS(name, type, kind) \
+  template <int N, bool TurnedB, int Along> TW_FN void name(float* c, const type* a, const type* b) { \
+    static_assert(N % 16 == 0 && N <= 256, "columns"); \
+    const auto x = words<4>(a); \
+    const unsigned long long y = matrix_place(b, TurnedB ? Along : 16); \
+    TW_WGMMAS(kind) \
+  }
+#define TW_GIVEN "r"(x.word[0]), "r"(x.word[1]), "r"(x.word[2]), "r"(x.word[3]), "l"(y), "n"(TurnedB ? 1 : 0)
+#define TW_AT(a, b, c, d, y, tb, f) "{%" #a ", %" #b ", %" #c ", %" #d "}, %" #y ", 1, 1, 1, %" #tb
+TW_IN_REGISTERS(wgmma_kept_float16, half, "k16.f32.f16.f16")
+TW_IN_REGISTERS(wgmma_kept_bfloat16, bfloat16, "k16.f32.bf16.bf16")
+#undef TW_GIVEN
+#undef TW_AT
 #endif
 
 }  // namespace tw

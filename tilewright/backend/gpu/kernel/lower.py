@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from tilewright.backend.gpu.kernel.leaf import leaf_statements
 from tilewright.backend.gpu.kernel.room import Hazards
-from tilewright.backend.gpu.stream.lower import RegisterStream, stream_tile
+from tilewright.backend.gpu.stream.group import stream_form
+from tilewright.backend.gpu.stream.lower import stream_tile
 from tilewright.backend.gpu.threads.nest import GpuNest
 from tilewright.errors import InternalError
 from tilewright.ir.analysis.simplify import simplify
@@ -43,7 +44,7 @@ class GpuKernel(KernelLowering):
         self.staged_buffers: frozenset[Buffer] = frozenset()  # of the loops around: each part at a place of its own
         warps = stream_tile(self.plan)
         if warps is not None:  # nothing that is held leaves the registers
-            streamed = RegisterStream(self, warps, items).statements()
+            streamed = stream_form(warps)(self, warps, items).statements()
             return (For(index, ForKind.BLOCK, alloc(self.shared, (For(self.thread, ForKind.THREAD, streamed),))),)
         inside = (For(self.thread, ForKind.THREAD, tuple(self._statements(items))),)
         return (For(index, ForKind.BLOCK, alloc(self.kept, inside)),)

@@ -15,7 +15,7 @@ from tilewright.backend.gpu.matrix.sides import Side, sides_of
 from tilewright.backend.gpu.threads.nest import GpuNest
 from tilewright.backend.gpu.threads.pipeline import Copies, Gathered, in_groups
 from tilewright.errors import InternalError
-from tilewright.intrinsics.gpu_matrix import FORMS, ROW_BYTES
+from tilewright.intrinsics.gpu_matrix import FORMS, ROW_BYTES, with_kept_rows
 from tilewright.ir.analysis.simplify import simplify
 from tilewright.ir.forms.expr import Expr, const, op
 from tilewright.ir.forms.loops import Buffer, Instruction, Memory, Operand, Stmt
@@ -42,9 +42,9 @@ class GroupContract(MatrixContract):
         packet = self.form.packet
         along_sum = self._runs_along_sum(side)
         outer, line = (size, self.step) if along_sum else (self.step, size)
-        if line % (LINE * packet) or outer % LINE:
-            raise InternalError(f"lines of {line} elements are not pieces that {self.form.name} reads")
-        shape = (hold.stages, outer * line // (LINE * packet), LINE, packet)
+        if outer % LINE:
+            raise InternalError(f"{outer} lines are not as many as exchange their packets for {self.form.name}")
+        shape = (hold.stages, outer * -(-line // (LINE * packet)), LINE, packet)
         buffer = Buffer(self.base.names.fresh("ring"), shape, self.form.operand, Memory.SHARED)
         self.base.shared.append(buffer)
         return GroupRing(side, buffer, along_sum, outer, line // packet, packet, hold)
@@ -53,24 +53,37 @@ class GroupContract(MatrixContract):
         self, total: Buffer, parts: int, copies: Copies, reused: bool, gathered: Gathered | None = None
     ) -> tuple[Stmt, ...]:
         depth = self.step // self.form.depth
-        sums = Operand(total, (const(0), const(0), const(0))), self.block_columns // 2
+        sums = _whole(total), self.block_columns // 2
 
         def multiply(slot: Expr) -> list[Stmt]:
-            return [self._product(total, slot, step) for step in range(depth)]
+            return [self.product(total, slot, step) for step in range(depth)]
 
         stages, rolled = self.ring(0).hold.stages, self.base.plan.rolled
         return tuple(in_groups("part", parts, stages, copies, multiply, sums, reused, rolled, gathered))
 
-    def _product(self, total: Buffer, slot: Expr, step: int) -> Stmt:
-        rows, columns = self.ring(0), self.ring(1)
+    def product(self, total: Buffer, slot: Expr, step: int, goes_on: bool = True) -> Stmt:
+        """A step of a part, both operands in shared memory; sums go on or begin with it."""
+        rows = self.ring(0)
         group = simplify(self.warp // self.form.warps)
-        operands = (
-            Operand(total, (const(0), const(0), const(0))),
-            Operand(rows.buffer, (slot, *self._first(rows, simplify(group * _ROWS), step), const(0))),
-            Operand(columns.buffer, (slot, *self._first(columns, const(0), step), const(0))),
-        )
-        scalars = (self.block_columns, not rows.along_sum, not columns.along_sum, self.step * LINE * ROW_BYTES)
+        at = slot if rows.hold.stages > 1 else const(0)
+        first = Operand(rows.buffer, (at, *self._first(rows, simplify(group * _ROWS), step), const(0)))
+        scalars = (self.block_columns, not rows.along_sum, *self._lines_of_columns(), goes_on)
+        operands = (_whole(total), first, self._columns(slot, step))
         return Instruction(self.form.name, operands, tuple(const(int(x)) for x in scalars))
+
+    def product_of_kept(self, total: Buffer, rows: Operand, slot: Expr, step: int) -> Stmt:
+        """The same with the rows' operand of the step in registers."""
+        operands = (_whole(total), rows, self._columns(slot, step))
+        scalars = (self.block_columns, *self._lines_of_columns())
+        return Instruction(with_kept_rows(self.form), operands, tuple(const(int(x)) for x in scalars))
+
+    def _columns(self, slot: Expr, step: int) -> Operand:
+        columns = self.ring(1)
+        return Operand(columns.buffer, (slot, *self._first(columns, const(0), step), const(0)))
+
+    def _lines_of_columns(self) -> tuple[bool, int]:
+        """Whether lines run along the columns, and bytes from 64 of them to the next."""
+        return not self.ring(1).along_sum, self.step * LINE * ROW_BYTES
 
     def _first(self, ring: Ring, own: Expr, step: int) -> tuple[Expr, Expr]:
         """The line and the packet where an operand's rows or columns from `own` on begin, for a step of a part."""
@@ -79,6 +92,10 @@ class GroupContract(MatrixContract):
             return simplify(own // (LINE * ring.packet) * ring.outer + along), const(0)
         packet = along // ring.packet
         return simplify(own + packet // LINE * ring.outer), const(packet % LINE)
+
+
+def _whole(total: Buffer) -> Operand:
+    return Operand(total, (const(0), const(0), const(0)))
 
 
 def contract_of(nest: GpuNest, warps: Tile, holds: Sequence[Hold]) -> MatrixContract:

@@ -35,6 +35,7 @@ class RegisterForm:
     summed: int  # the most that a product with results along the streamed axis sums up
     columns: int
     work: int  # operations on an element along rows and the streamed axis
+    is_apart: bool  # there are products along the streamed axis, and what is summed up by products is read after it
 
     def axes(self, nest: Nest, role: str) -> list[Axis]:
         return [a for a in nest.axes if self.roles.get(a) == role]
@@ -75,7 +76,10 @@ def register_form(nests: Sequence[Nest], leaves: Sequence[Leaf], stream: Stream)
             work += data_cost(*nest.values, *(() if nest in products else nest.elements)) + 1
     if not any(n in products for n in stream.reducers) or summed > _MOST_SUMMED or columns > _MOST_COLUMNS:
         return None
-    return RegisterForm(found.roles, products, summed, columns, work)
+    inside = {t for n in (*stream.wide, *stream.reducers) for t in n.reads()}
+    read_back = any(n.tensor in inside for n in products if n in stream.reducers)
+    is_apart = any(n in products for n in stream.wide) and not read_back
+    return RegisterForm(found.roles, products, summed, columns, work, is_apart)
 
 
 _KEPT = (dtypes.float32, dtypes.float16, dtypes.bfloat16)

@@ -55,7 +55,7 @@ from tilewright.tile_graph.algebra.propagate import Box, Range, extent_of, whole
 from tilewright.tile_graph.algebra.streams import Work
 from tilewright.tile_graph.plan.form import COPIED, Hold, Tile
 
-_PAIR = 8  # elements that a lane keeps of two fragments of sums beside each other
+PAIR = 8  # elements that a lane keeps of two fragments of sums beside each other
 _LOG2_E = 1.4426950408889634
 _QUAD = (1, 2)  # distances of the lanes that share a row
 
@@ -92,6 +92,8 @@ class KernelOfThreads(Protocol):
 class RegisterStream:
     """A kernel whose warps keep a stream in registers."""
 
+    contract: type[MatrixContract] = MatrixContract
+
     def __init__(self, kernel: KernelOfThreads, warps: Tile, items: Sequence[Item]) -> None:
         walked = warps.stream
         assert walked is not None
@@ -116,13 +118,13 @@ class RegisterStream:
         self.fragments = self.warp_rows // self.form.c.rows
         brought = iter([h for h in walked.holds if h.fill == COPIED])
         rows = iter([h for h in warps.holds if h.fill == COPIED])
-        self.contracts = {id(w): self._contract(w, rows, brought) for w in products}
+        self.contracts = {w.nest.tensor: self._contract(w, rows, brought) for w in products}
         self.stages = next(h.stages for h in walked.holds if h.fill == COPIED)
         self.registers: dict[Tensor, tuple[str, Buffer]] = {}
         for work in works(items):
             if work.nest.tensor not in self.composed:
                 self._keep(work)
-        self.row_fragments: dict[int, list[Buffer]] = {}
+        self.row_fragments: dict[Tensor, list[Buffer]] = {}
 
     # --- the whole
 
@@ -131,12 +133,11 @@ class RegisterStream:
         before, after = self.items[:place], self.items[place + 1 :]
         ahead = self.stages - 1
         body: list[Stmt] = []
-        scores = [w for w in self.loop.works() if id(w) in self.contracts and self._kind(w) == STREAM]
-        for work in scores:
-            contract = self.contracts[id(work)]
-            body.extend(s for g in contract.fill(0, const(0), const(0), const(0), self._fixed(work), ()) for s in g)
+        scores = self._products(STREAM)
+        products = [*scores, *self._products(COLUMN)]
+        body.extend(self._rows_copied(scores))
         for number in range(max(1, ahead)):
-            body.extend(self._copies(const(number)) if number < self.trips else ())
+            body.extend(self._copies(const(number), products) if number < self.trips else ())
             body.append(commit())
         body.extend(s for work in before for s in self._work(work))
         body.extend((wait(max(0, ahead - 1)), sync()))
@@ -147,7 +148,7 @@ class RegisterStream:
         if self.trips > 1:
             later = simplify(block + ahead)
             inside.extend((wait(ahead - 1), sync()))
-            inside.extend((If(simplify(lt(later, self.trips)), tuple(self._copies(later))), commit()))
+            inside.extend((If(simplify(lt(later, self.trips)), tuple(self._copies(later, products))), commit()))
         inside.extend(s for work in self.loop.works() for s in self._work(work))
         body.extend((For(self.loop.axis, ForKind.SERIAL, tuple(inside)),) if self.trips > 1 else inside)
         body.extend(s for work in after for s in self._work(work))
@@ -161,7 +162,7 @@ class RegisterStream:
             return ()
         if work.nest.monoid is None:
             return self._map(work)
-        if id(work) not in self.contracts:
+        if work.nest.tensor not in self.contracts:
             return self._reduction(work)
         return self._product(work)
 
@@ -178,7 +179,7 @@ class RegisterStream:
         """Registers for what a nest hands to others."""
         kind = self._kind(work)
         wide = {STREAM: self.block, COLUMN: self.columns}.get(kind, 0)
-        shape = (self.fragments, wide // 16, _PAIR) if wide else (self.fragments, 2)
+        shape = (self.fragments, wide // 16, PAIR) if wide else (self.fragments, 2)
         for tensor in work.nest.stores:
             if (work.owner is not None or tensor in self.kernel.held) and tensor not in self.registers:
                 buffer = Buffer(self.kernel.names.fresh("kept"), shape, tensor.dtype, Memory.REGISTER)
@@ -192,7 +193,7 @@ class RegisterStream:
             row = simplify(self.origin + var(i) * a.rows + self.lane // 4 + var(half) * 8)
             return _Spot(kind, (i, half), (var(i), var(half)), var(half), {ROW: row})
         wide = self.block if kind == STREAM else self.columns
-        j, x = Axis("j", wide // a.columns), Axis("x", _PAIR)
+        j, x = Axis("j", wide // a.columns), Axis("x", PAIR)
         row = simplify(self.origin + var(i) * a.rows + a.row(self.lane, var(x)))
         column = simplify(var(j) * a.columns + a.column(self.lane, var(x)))
         index = (var(i), var(j), var(x))
@@ -250,7 +251,7 @@ class RegisterStream:
         body: list[Stmt] = []
         own: list[Buffer] = []
         for tensor, value in zip(work.nest.stores, work.nest.values, strict=True):
-            value = rewrite(value, _as_power_of_two)
+            value = rewrite(value, as_power_of_two)
             made = self._value(work, self._rows_first(work, value, spot, body, own), spot)
             if tensor in self.registers:
                 body.extend(unrolled(spot.loops, (Store(self.registers[tensor][1], spot.index, made),)))
@@ -294,7 +295,7 @@ class RegisterStream:
             alone = [*conditions, eq(simplify(self.lane % 4), 0)]
             return unrolled(spot.loops, guarded(alone, self.kernel.access.stores(tensor, logical, value)))
         i, j, x = spot.loops
-        high, lane = Axis("high", _PAIR // 2), Axis("lane", 2)
+        high, lane = Axis("high", PAIR // 2), Axis("lane", 2)
         part = next(r for a, r in self._ranges(work).items() if self.roles.get(_own(work, a)) == spot.kind)
         if not _is_even(part):
             return unrolled(spot.loops, guarded(conditions, self.kernel.access.stores(tensor, logical, value)))
@@ -360,7 +361,7 @@ class RegisterStream:
         sides = self._sides(work)
         width = self.block if kind == STREAM else self.columns
         holds = (next(rows) if kind == STREAM else None, next(brought))
-        made = MatrixContract(self._nest(work), sides, (self.rows, width), (self.warp_rows, width), holds)
+        made = self.contract(self._nest(work), sides, (self.rows, width), (self.warp_rows, width), holds)
         self.kernel.shared.extend(made.base.shared)
         return made
 
@@ -390,35 +391,47 @@ class RegisterStream:
 
     def _fixed(self, work: Work) -> dict[Axis, Expr]:
         ranges = self._ranges(work)
-        return {a: ranges[a].low for a in self.contracts[id(work)].sides.others}
+        return {a: ranges[a].low for a in self.contracts[work.nest.tensor].sides.others}
 
-    def _copies(self, block: Expr) -> list[Stmt]:
-        """All operands along the streamed axis of one block into their rings."""
+    def _products(self, kind: str) -> list[Work]:
+        return [w for w in self.loop.works() if w.nest.tensor in self.contracts and self._kind(w) == kind]
+
+    def _slot(self, block: Expr) -> Expr:
+        return simplify(block % self.stages) if self.stages > 1 else const(0)
+
+    def _copies(self, block: Expr, works: Sequence[Work]) -> list[Stmt]:
+        """Operands along the streamed axis of one block into their rings."""
         made: list[Stmt] = []
-        slot = simplify(block % self.stages) if self.stages > 1 else const(0)
-        for work in (w for w in self.loop.works() if id(w) in self.contracts):
-            contract = self.contracts[id(work)].of_part(self._nest(work, block))
+        slot = self._slot(block)
+        for work in works:
+            contract = self.contracts[work.nest.tensor].of_part(self._nest(work, block))
             groups = contract.fill(1, const(0), slot, const(0), self._fixed(work), ())
             made.extend(s for group in groups for s in group)
         return made
 
+    def _rows_copied(self, works: Sequence[Work]) -> list[Stmt]:
+        """The rows' operands of products along the streamed axis."""
+        here = const(0)
+        filled = [self.contracts[w.nest.tensor].fill(0, here, here, here, self._fixed(w), ()) for w in works]
+        return [s for groups in filled for group in groups for s in group]
+
     def _first_operand(self, work: Work) -> list[Stmt]:
         """The rows' operand of a product along the streamed axis, the same for all of it."""
-        contract = self.contracts[id(work)]
+        contract = self.contracts[work.nest.tensor]
         made: list[Stmt] = []
         kept: list[Buffer] = []
         for step in range(contract.step // self.form.depth):
             shape = (self.fragments, self.form.a.elements)
             kept.append(Buffer(self.kernel.names.fresh("rows"), shape, self.form.operand, Memory.REGISTER))
             made.extend(contract.row_fragments(kept[-1], const(0), const(step)))
-        self.row_fragments[id(work)] = kept
+        self.row_fragments[work.nest.tensor] = kept
         return made
 
     def _product(self, work: Work) -> tuple[Stmt, ...]:
         nest, names, form = work.nest, self.kernel.names, self.form
         monoid = nest.monoid
         assert monoid is not None
-        contract = self.contracts[id(work)]
+        contract = self.contracts[work.nest.tensor]
         kind = self._kind(work)
         spot = self._spot(kind)
         first = self._value(work, nest.initial[0], spot) if nest.initial else monoid.identity[0]
@@ -426,10 +439,10 @@ class RegisterStream:
         body: list[Stmt] = []
         rows: list[tuple[Buffer, tuple[Expr, ...]]]
         if kind == STREAM:
-            shape = (self.fragments, self.block // 16, _PAIR)
+            shape = (self.fragments, self.block // 16, PAIR)
             total = Buffer(names.fresh("acc"), shape, dtypes.float32, Memory.REGISTER)
             own = [total]
-            rows = [(b, ()) for b in self.row_fragments[id(work)]]
+            rows = [(b, ()) for b in self.row_fragments[work.nest.tensor]]
         else:
             total = self.registers[nest.stores[0]][1]
             operand = self._streamed_operand(work, contract, body)
@@ -440,7 +453,7 @@ class RegisterStream:
             Buffer(names.fresh("b"), (contract.fragments[1] // 2, 2 * form.b.elements), form.operand, Memory.REGISTER)
             for _ in range(2)
         ]
-        slot = simplify(var(self.loop.axis) % self.stages) if self.stages > 1 else const(0)
+        slot = self._slot(var(self.loop.axis))
         body.extend(contract.column_fragments(sets[0], slot, const(0)))
         for step in range(depth):
             if step + 1 < depth:
@@ -464,13 +477,13 @@ class RegisterStream:
         inside = self._stream_inside(work, spot)
         if inside:
             value = select(all_of(inside), value, const(0, value.dtype))
-        shape = (self.fragments, self.block // 16, _PAIR)
+        shape = (self.fragments, self.block // 16, PAIR)
         operand = Buffer(self.kernel.names.fresh("a"), shape, self.form.operand, Memory.REGISTER)
         body.extend(unrolled(spot.loops, (Store(operand, spot.index, value),)))
         return operand
 
 
-def _as_power_of_two(node: Expr) -> Expr | None:
+def as_power_of_two(node: Expr) -> Expr | None:
     """exp(a - b) as the instruction that there is has it, exact enough beside operands of 16 bits; b, which is mostly
     the same for a whole row, is scaled by itself, so that an element takes one multiply-add."""
     if not is_op(node, "exp") or node.dtype is not dtypes.float32:

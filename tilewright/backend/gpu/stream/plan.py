@@ -9,6 +9,7 @@ from math import ceil, prod
 
 from tilewright.backend.gpu.matrix.cost import (
     REGISTERS_BESIDE,
+    instructions,
     layout_for,
     ring_bytes,
     seconds,
@@ -23,11 +24,18 @@ from tilewright.tile_graph.algebra.streams import Stream
 from tilewright.tile_graph.plan.form import COPIED, Bind, Hold, Leaf, Sizes, Tile, TileAxis
 
 _UNIT = 16  # rows of a fragment, and columns of the two that lie beside each other in a rows' operand
-_BLOCKS = (32, 64, 128)
-_ROWS = (16, 32, 64, 128, 256)
+_BLOCKS = (32, 64, 128, 192)
+_GROUPED_ROWS = 192  # for groups of warps alone
+_ROWS = (16, 32, 64, 128, _GROUPED_ROWS, 256)
 _WARP_ROWS = (16, 32)
+_PIECE = 64  # elements of a line of shared memory that groups of warps read, and rows of a group
+_LEAST_GROUP_BLOCK, _LONGEST = 64, 128  # of the streamed axis: groups take no shorter blocks, warps no longer ones
 _MOST_WARPS = 8
+_MOST_GROUPED_WARPS = 16
+_HIDDEN = 0.4  # of the shorter of what tensor cores and threads do, what the longer does not hide
+_GROUP_TRIP = 150  # cycles of a block of groups that nothing hides: the barrier, and what lanes of a row tell each other
 _SLOT = 0.75  # issue slots of an operation as nests count them
+_GROUP_SLOT = 0.17  # the same of groups, whose warps do nothing else: exp is one of 48
 _APART = 0.55  # of the slots of a warp alone, which finds other instructions to issue meanwhile
 _LOADED = 4.0  # times the latency of memory that is idle
 _START = 650  # cycles until a block's first copies are issued, and after its last store
@@ -53,9 +61,16 @@ class StreamFragments:
         return self.rows // self.warp_rows
 
     @property
+    def in_groups(self) -> bool:
+        return FORMS[self.instruction].warps > 1
+
+    @property
     def shared(self) -> int:
         """Bytes of shared memory."""
         form = FORMS[self.instruction]
+        if self.in_groups:
+            lines = self.rows + self.stages * self.block
+            return _BYTES * (lines * _pieces(self.summed) + self.stages * self.block * _pieces(self.columns))
         sizes = ((self.rows, self.summed, 1), (self.block, self.summed, self.stages),
                  (self.columns, self.block, self.stages))  # fmt: skip
         return sum(ring_bytes(*size, form) for size in sizes)
@@ -63,6 +78,8 @@ class StreamFragments:
     @property
     def registers(self) -> int:
         """32-bit registers of a thread."""
+        if self.in_groups:  # scores, what is multiplied from registers, and sums
+            return self.block // 2 + self.block // 4 + self.columns // 2 + REGISTERS_BESIDE
         own = self.warp_rows // _UNIT
         kept = self.columns // 2 + self.block // 2 + self.summed // 4 + 6
         return own * kept + self.block // 2 + REGISTERS_BESIDE  # and the columns' fragments that are under way
@@ -132,23 +149,55 @@ def fragments_of(
 ) -> tuple[float, StreamFragments] | None:
     """The best way to share so many rows out to warps, and the time of all tiles."""
     best: tuple[float, StreamFragments] | None = None
-    padded = _whole(rows)
-    instruction = next(iter(form.products.values())).instruction
-    for each in _WARP_ROWS:
-        if padded % each or padded // each > _MOST_WARPS:
+    trips = ceil(extent / block)
+    for made in _shared_out(form, rows, block, min(_STAGES, trips), target):
+        threads = target.warp * made.warps
+        if made.registers > min(target.vector_registers, target.register_file // threads):
             continue
-        trips = ceil(extent / block)
-        made = StreamFragments(padded, each, _whole(block), _whole(form.columns), _whole(form.summed),
-                               min(_STAGES, trips), instruction)  # fmt: skip
-        if made.registers > target.vector_registers or made.shared > target.tile_level.capacity:
+        if made.shared > target.tile_level.capacity:
             continue
-        busy, alone = _cycles(form, made, trips, target)
-        resident = max(1, min(target.tile_level.capacity // made.shared, target.resident_threads // (32 * made.warps),
-                              target.register_file // (made.registers * 32 * made.warps)))  # fmt: skip
+        busy, alone = (_group_cycles if made.in_groups else _cycles)(form, made, trips, target)
+        resident = max(1, min(target.tile_level.capacity // made.shared, target.resident_threads // threads,
+                              target.register_file // (made.registers * threads)))  # fmt: skip
         time = float(seconds(busy, alone, resident, tiles, target))
         if best is None or time < best[0]:
             best = (time, made)
     return best
+
+
+def _shared_out(
+    form: RegisterForm, rows: int, block: int, stages: int, target: Target
+) -> Iterator[StreamFragments]:
+    """The ways to share rows out, by every instruction that multiplies the same."""
+    for instruction in instructions(target, next(iter(form.products.values())).instruction):
+        in_groups = FORMS[instruction].warps > 1
+        padded = -(-rows // _PIECE) * _PIECE if in_groups else _whole(rows)
+        if in_groups and (not form.is_apart or block < _LEAST_GROUP_BLOCK):
+            continue
+        if not in_groups and (block > _LONGEST or rows == _GROUPED_ROWS):
+            continue
+        for each in (_UNIT,) if in_groups else _WARP_ROWS:
+            if padded % each == 0 and padded // each <= (_MOST_GROUPED_WARPS if in_groups else _MOST_WARPS):
+                yield StreamFragments(padded, each, _whole(block), _whole(form.columns), _whole(form.summed), stages,
+                                      instruction)  # fmt: skip
+
+
+def _group_cycles(form: RegisterForm, made: StreamFragments, trips: int, target: Target) -> tuple[float, float]:
+    """The same where groups of warps multiply: tensor cores and threads work at the same time, but for the ends."""
+    rate = target.rate(made.instruction)
+    assert rate is not None
+    lanes = target.fma_rate / target.clock
+    depth = made.summed + made.columns
+    groups = made.rows // _PIECE
+    tensor = made.rows * made.block * depth / (rate / target.clock)
+    near = target.tile_level.bandwidth / target.clock
+    shared = _BYTES * (made.block * depth * (groups + 1) + made.rows * made.summed) / near
+    beyond = _BYTES * made.block * depth / ((target.outer or target.main).bandwidth / target.clock)
+    vector = made.rows * made.block * form.work * _GROUP_SLOT / lanes
+    busy = max(tensor, shared, beyond, vector) + _HIDDEN * min(tensor, vector)
+    ends = made.rows * made.columns * 8 / lanes
+    first = _LOADED * target.main.latency * target.clock
+    return trips * busy + ends, _START + first + trips * (busy + _GROUP_TRIP) + tensor + vector + 2 * ends
 
 
 def _cycles(form: RegisterForm, made: StreamFragments, trips: int, target: Target) -> tuple[float, float]:
@@ -174,6 +223,11 @@ def _cycles(form: RegisterForm, made: StreamFragments, trips: int, target: Targe
     return trips * busy + ends, _START + first + trips * alone + 2 * ends
 
 
+def _pieces(n: int) -> int:
+    """Elements of a line in whole pieces."""
+    return -(-n // _PIECE) * _PIECE
+
+
 def _whole(n: int) -> int:
     return -(-n // _UNIT) * _UNIT
 
@@ -181,9 +235,10 @@ def _whole(n: int) -> int:
 def finished_stream(
     leaves: Sequence[Leaf], form: RegisterForm, made: StreamFragments, stream: Stream
 ) -> tuple[Leaf, ...]:
-    """The leaves with the steps of their products: all that is summed up at a time."""
+    """The leaves with the instruction and the steps of their products: all that is summed up at a time."""
     steps = {n.tensor.name: made.summed if n in stream.wide else made.block for n in form.products}
-    return tuple(replace(x, step=steps[x.tensor]) if x.tensor in steps else x for x in leaves)
+    return tuple(replace(x, step=steps[x.tensor], instruction=made.instruction) if x.tensor in steps else x
+                 for x in leaves)  # fmt: skip
 
 
 def in_registers(
@@ -199,8 +254,7 @@ def in_registers(
     def copied(nest: Nest, number: int, size: int, step: int, stages: int) -> Hold:
         side = (form.products[nest].rows, form.products[nest].columns)[number]
         source = next(x.source.name for x in walk(side.value) if isinstance(x, Load))
-        instruction = FORMS[form.products[nest].instruction]
-        return Hold(source, fill=COPIED, stages=stages, layout=layout_for(size, step, instruction))
+        return Hold(source, fill=COPIED, stages=stages, layout=layout_for(size, step, FORMS[made.instruction]))
 
     (lanes,) = kernel.body
     assert isinstance(lanes, Tile)

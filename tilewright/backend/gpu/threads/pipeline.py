@@ -40,7 +40,7 @@ class Gathered:
         count = linear(part + 1)
         if count.constant % gcd(self.every, *count.terms.values()):
             return []
-        return _where(eq((part + 1) % self.every, 0), self.statements)
+        return where(eq((part + 1) % self.every, 0), self.statements)
 
 
 def sync() -> Barrier:
@@ -92,10 +92,10 @@ def pipelined(
             if step < depth - 1:
                 inside.extend(fetch(place, step + 1, (step + 1) % 2))
                 now = [s for group in groups[step * share : (step + 1) * share] for s in group]
-                inside.extend(_where(lt(later, parts), now))
+                inside.extend(where(lt(later, parts), now))
                 inside.extend((commit(),) if step == depth - 2 else ())
             else:
-                following = _where(lt(following_part, parts), fetch(following_place, 0, 0))
+                following = where(lt(following_part, parts), fetch(following_place, 0, 0))
                 inside.extend((wait(ahead - 1), sync(), *following) if following else ())
             inside.extend(use(step % 2))
         return [*inside, *_gathered(gathered, part)]
@@ -142,7 +142,7 @@ def in_groups(
     (total, count) = sums
 
     def finished(pending: int) -> Instruction:
-        return Instruction("wgmma_wait", (total,), (const(pending), const(count)))
+        return Instruction("wgmma_wait", (total,), (const(pending), const(0 if pending else count)))
 
     # the fence waits as well, so that it comes before the wait for what is multiplied
     arrived = [wait(ahead - 1), Instruction("async_fence", ())]
@@ -158,10 +158,10 @@ def in_groups(
             Instruction("wgmma_fence", ()),
             *multiply(simplify(part % stages)),
             Instruction("wgmma_commit", (total,)),
-            *_where(lt(later, parts), [s for group in groups for s in group]),
+            *where(lt(later, parts), [s for group in groups for s in group]),
             commit(),
             *_gathered(gathered, part),
-            *_where(lt(part + 1, parts), [*arrived, finished(1), sync()]),
+            *where(lt(part + 1, parts), [*arrived, finished(1), sync()]),
         ]
 
     body.extend(_walked(name, parts, stages, one, rolled))
@@ -173,7 +173,7 @@ def _gathered(gathered: Gathered | None, part: Expr) -> list[Stmt]:
     return [] if gathered is None else gathered.after(part)
 
 
-def _where(condition: Expr, body: Sequence[Stmt]) -> list[Stmt]:
+def where(condition: Expr, body: Sequence[Stmt]) -> list[Stmt]:
     known = simplify(condition)
     if isinstance(known, Const):
         return list(body) if known.value else []

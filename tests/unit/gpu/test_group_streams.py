@@ -1,0 +1,162 @@
+"""Streams whose products four warps run as one: kernels that mean what the Program means, and faults that are seen."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import ModelProto, TensorProto
+
+from tests.gpu_launch import grid_of, source_of
+from tests.unit.gpu.test_register_streams import (
+    Made,
+    assert_close,
+    attention,
+    contract_of,
+    inputs_of,
+    warps_of,
+)
+from tilewright.backend import backend_for
+from tilewright.backend.gpu.kernel.shared_arena import place_shared
+from tilewright.frontend.onnx.model import load
+from tilewright.intrinsics.gpu import MEANINGS
+from tilewright.ir.forms.loops import Kernel
+from tilewright.ir.meaning.interpret import evaluate
+from tilewright.ir.meaning.interpret_loops import run_loops
+from tilewright.lower.program import lower_program
+from tilewright.ops import lower
+from tilewright.render.cuda import launch_shape
+from tilewright.runtime import nvrtc
+from tilewright.runtime.cache import Cache
+from tilewright.runtime.emulator import EmulatedModule
+from tilewright.schedule.planner import make_plan
+from tilewright.target import Target, machine
+from tilewright.tile_graph.check.kernels import check_plan
+from tilewright.transform.clean.fold import fold_constants
+from tilewright.transform.precision.choose import set_precision
+
+BFLOAT16 = TensorProto.BFLOAT16
+# one block and several, whole ones and ends of rows, blocks, sums and columns; masks by key and by element
+CASES: Mapping[str, ModelProto] = {
+    "one_block": attention(64, 64, 64, 64),
+    "several": attention(128, 256, 64, 64),
+    "odd": attention(100, 150, 24, 40),
+    "eighty": attention(70, 200, 80, 80),
+    "masked": attention(64, 160, 16, 16, 2, mask=(1, 1, 1, 160)),
+    "biased": attention(72, 136, 16, 24, 2, mask=(1, 2, 72, 136)),
+    "bfloat16": attention(64, 200, 32, 16, kind=BFLOAT16),
+    "scaled": attention(65, 130, 32, 16, scaled=True),
+}
+
+
+def grouped() -> Target:
+    """An H200 on which single warps multiply so slowly that groups are always taken, several of them in a block."""
+    target = machine("h200")
+    rates = tuple((name, rate / 1000 if name.startswith("mma_") else rate) for name, rate in target.rates)
+    return replace(target, rates=rates, units=1)
+
+
+@cache
+def made(name: str) -> Made:
+    target = grouped()
+    program = fold_constants(set_precision(lower(load(CASES[name], {})), target, None))
+    plan = make_plan(program, target, "connected", streaming="always")
+    check_plan(plan, program, target)
+    assert {x.instruction for x in warps_of(plan).leaves} <= {"wgmma_float16", "wgmma_bfloat16", None}
+    return Made(program, plan, lower_program(program, plan, backend_for(target).lower_kernel))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_loops_mean_the_program(name: str) -> None:
+    done = made(name)
+    inputs = inputs_of(done.program)
+    found = run_loops(done.loops, dict(inputs), instructions=MEANINGS)
+    (output,) = done.program.outputs
+    assert_close(found[output.name], np.asarray(evaluate(done.program, inputs)[output.name]))
+
+
+def test_rows_that_are_masked_whole_have_no_number() -> None:
+    done = made("biased")
+    inputs = inputs_of(done.program)
+    inputs["m"][0, 0, 3] = -np.inf
+    found = run_loops(done.loops, dict(inputs), instructions=MEANINGS)["o"].reshape(1, 2, 72, 24)
+    expected = np.asarray(evaluate(done.program, inputs)["o"])
+    np.testing.assert_array_equal(np.isnan(found.astype(np.float32)), np.isnan(expected.astype(np.float32)))
+    assert np.isnan(found[0, 0, 3].astype(np.float32)).all() and np.isfinite(found[0, 1].astype(np.float32)).all()
+
+
+def arrays_of(name: str, kernel: Kernel) -> tuple[list[np.ndarray], np.ndarray]:
+    """What a kernel is launched with, and what it should leave in the last array."""
+    done = made(name)
+    inputs = inputs_of(done.program)
+    (call,) = done.loops.calls
+    arrays = [np.ascontiguousarray(inputs[a]) if a in inputs
+              else np.full([int(e) for e in p.shape], np.nan, p.dtype.numpy)
+              for a, p in zip(call.arguments, kernel.params, strict=True)]  # fmt: skip
+    return arrays, np.asarray(evaluate(done.program, inputs)[call.arguments[-1]])
+
+
+def emulated(names: tuple[str, ...], cache_dir: Path) -> None:
+    kernels = {name: replace(made(name).kernel, name=name) for name in names}
+    module = EmulatedModule({n: source_of(k) for n, k in kernels.items()}, Cache(cache_dir), optimise=0)
+    for name, kernel in kernels.items():
+        arrays, expected = arrays_of(name, kernel)
+        module.launch(name, grid_of(kernel, ()), launch_shape(kernel).threads, place_shared(kernel).bytes, arrays,
+                      contract_of(kernel))  # fmt: skip
+        assert_close(arrays[-1], expected)
+
+
+def test_emulated_streams(tmp_path: Path) -> None:
+    emulated(("odd",), tmp_path)
+
+
+@pytest.mark.slow
+def test_emulated_streams_of_all_kinds(tmp_path: Path) -> None:
+    emulated(tuple(n for n in CASES if n != "odd"), tmp_path)
+
+
+# a fault in the text of a kernel: what is written, what is written instead
+FAULTS: Mapping[str, tuple[str, str]] = {
+    "no fence": (r"tw::async_fence\(\);", ""),
+    "scores are not waited for": (r"tw::wgmma_wait<\d, \d+>\(scores.*\);", ""),
+    "sums are not waited for": (r"tw::wgmma_wait<0, \d+>\(kept.*\);", ""),
+    "scores are waited for a group short": (r"tw::wgmma_wait<1, (\d+)>\(scores", r"tw::wgmma_wait<2, \1>(scores"),
+    "no wait for copies": (r"tw::wait<\d>\(\);", ""),
+    "no barrier": (r"tw::barrier\(\);", ""),
+    "another line": (r"(tw::wgmma_kept_float16<.*)at\((.*), 0, 0, 0\)", r"\1at(\2, 8, 0, 0)"),
+}
+
+
+@pytest.mark.slow
+def test_faults_are_reported(tmp_path: Path) -> None:
+    name = "several"
+    kernel = made(name).kernel
+    texts = {}
+    for number, (what, instead) in enumerate(FAULTS.values()):
+        renamed = replace(kernel, name=f"fault_{number}")
+        texts[renamed.name], count = re.subn(what, instead, source_of(renamed))
+        assert count
+    module = EmulatedModule(texts, Cache(tmp_path), optimise=0)
+    for fault, text in zip(FAULTS, texts, strict=True):
+        arrays, expected = arrays_of(name, kernel)
+        found = module.inspect(text, grid_of(kernel, ()), launch_shape(kernel).threads, place_shared(kernel).bytes,
+                               arrays, contract_of(kernel))  # fmt: skip
+        off = np.abs(arrays[-1].reshape(expected.shape).astype(np.float64) - expected.astype(np.float64))
+        assert found or not np.all(off < 1e-2), fault
+
+
+@pytest.mark.parametrize("size", (64, pytest.param(80, marks=pytest.mark.slow), pytest.param(128, marks=pytest.mark.slow)))
+def test_streams_compile_without_spills(size: int) -> None:
+    """And without a word that products wait for each other, which the assembler says where it cannot tell."""
+    target = machine("h200")
+    program = fold_constants(set_precision(lower(load(attention(1024, 1000, size, size, 16), {})), target, None))
+    plan = make_plan(program, target, "connected", streaming="always")
+    assert warps_of(plan).leaves[0].instruction == "wgmma_float16"
+    (kernel,) = lower_program(program, plan, backend_for(target).lower_kernel).kernels
+    found = nvrtc.compile_to_cubin(source_of(kernel), "sm_90a").resources[kernel.name]
+    assert found.spill_bytes == found.stack_bytes == 0

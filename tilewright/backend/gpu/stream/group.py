@@ -1,0 +1,191 @@
+"""Lowers a stream whose products four warps run as one: the tensor cores multiply while threads compute between.
+
+A block of the streamed axis is three things: scores, products with results along the axis; what threads make of them;
+and sums along the axis, products of that. Of scores the next block's are multiplied while this block's are summed up,
+and threads go on with the next block's as soon as they are there, under the sums. So both rings have two places: the
+tensor cores read one part of each while the part behind comes, and one barrier a block frees the other two places.
+Rows of a sum's product stay in registers, and are overwritten when the sums before are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tilewright.backend.gpu.matrix.group import GroupContract
+from tilewright.backend.gpu.stream.form import COLUMN, STREAM
+from tilewright.backend.gpu.stream.lower import PAIR, KernelOfThreads, RegisterStream, as_power_of_two
+from tilewright.backend.gpu.threads.pipeline import commit, sync, wait, where
+from tilewright.intrinsics.gpu_matrix import FORMS
+from tilewright.ir.analysis.simplify import simplify
+from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.compute import Map
+from tilewright.ir.forms.expr import Axis, Expr, all_of, const, lt, rewrite, select, substitute, var
+from tilewright.ir.forms.loops import Buffer, For, ForKind, Instruction, Memory, Operand, Stmt, Store
+from tilewright.ir.forms.tensor import Tensor
+from tilewright.lower.items import Item
+from tilewright.lower.nesting import alloc, unrolled
+from tilewright.tile_graph.algebra.nest import inline
+from tilewright.tile_graph.algebra.propagate import Range
+from tilewright.tile_graph.algebra.streams import Work
+from tilewright.tile_graph.plan.form import Tile
+
+
+class GroupStream(RegisterStream):
+    """A kernel whose warps keep a stream in registers, and multiply in groups of four."""
+
+    contract = GroupContract
+
+    def __init__(self, kernel: KernelOfThreads, warps: Tile, items: Sequence[Item]) -> None:
+        super().__init__(kernel, warps, items)
+        self.scores, self.sums = self._products(STREAM), self._products(COLUMN)
+        products = {w.nest.tensor for w in (*self.scores, *self.sums)}
+        others = [w for w in self.loop.works() if w.nest.tensor not in products]
+        self.late = {w.nest.tensor: Map(w.nest.tensor, w.nest.axes, w.nest.values[0])
+                     for w in others if self._is_operand(w, others)}  # fmt: skip
+        self.others = [w for w in others if w.nest.tensor not in self.late]
+        for tensor in self.late:
+            self.registers.pop(tensor, None)
+        fresh, shape = kernel.names.fresh, (self.fragments, self.block // 16, PAIR)
+        self.totals = {w.nest.tensor: Buffer(fresh("scores"), shape, dtypes.float32, Memory.REGISTER)
+                       for w in self.scores}  # fmt: skip
+        self.operands = {w.nest.tensor: Buffer(fresh("rows"), shape, self.form.operand, Memory.REGISTER)
+                         for w in self.sums}  # fmt: skip
+
+    def _is_operand(self, work: Work, others: Sequence[Work]) -> bool:
+        """Whether a map is nothing but the rows' operand of sums: it is computed when that may be overwritten."""
+        stored = work.nest.stores
+        if work.nest.monoid is not None or len(stored) != 1 or self._kind(work) != STREAM:
+            return False
+        return not any(stored[0] in w.nest.reads() for w in others)
+
+    # --- the whole
+
+    def statements(self) -> tuple[Stmt, ...]:
+        place = self.items.index(self.loop)
+        first, ends = const(0), self.trips - 1
+        body = [*self._rows_copied(self.scores), *self._copies(first, self.scores), commit()]
+        body.extend(self._copies(first, self.sums))
+        body.extend((*(self._copies(const(1), self.scores) if ends else ()), commit()))
+        body.extend(s for work in self.items[:place] for s in self._work(work))
+        body.extend((wait(1), Instruction("async_fence", ()), sync()))
+        body.extend((*self._begun(first), *self._between(first, 0), *self._rows(first)))
+        # the last block alone may end outside
+        cut = ends and any(part.extent % int(part.size) for w in self.scores for part in w.box)
+        whole = ends - 1 if cut else ends
+        if whole:
+            axis = Axis(self.loop.axis.name, whole)
+            body.append(For(axis, ForKind.SERIAL, tuple(self._turn(var(axis)))))
+        if cut:
+            body.extend(self._turn(const(ends - 1)))
+        body.extend((wait(0), Instruction("async_fence", ()), sync(), *self._summed(const(ends)), *self._done(0)))
+        body.extend(s for work in self.items[place + 1 :] for s in self._work(work))
+        kept = [b for _, b in self.registers.values()]
+        return alloc([*kept, *self.totals.values(), *self.operands.values()], body)
+
+    def _turn(self, block: Expr) -> list[Stmt]:
+        """The sums of a block under the scores of the next and what threads make of them."""
+        following, later = simplify(block + 1), simplify(block + 2)
+        return [
+            *(wait(0), Instruction("async_fence", ()), sync()),
+            *self._begun(following),
+            *self._summed(block),
+            *where(lt(later, self.trips), self._copies(later, self.scores)),
+            *self._copies(following, self.sums),
+            commit(),
+            *self._between(following, 1),
+            *self._done(0),
+            *self._rows(following),
+        ]
+
+    def _at(self, work: Work, block: Expr) -> Work:
+        """A work of the loop at one of its parts."""
+
+        def moved(part: Range) -> Range:
+            return Range(simplify(substitute(part.low, {self.loop.axis: block})), part.size, part.extent)
+
+        limits = {a: moved(part) for a, part in work.limits.items()}
+        return replace(work, box=tuple(moved(part) for part in work.box), limits=limits)
+
+    # --- products
+
+    def _begun(self, block: Expr) -> list[Stmt]:
+        """Scores of a block are under way."""
+        made: list[Stmt] = [Instruction("wgmma_fence", ())]
+        for work in self.scores:
+            contract, total = self._group(work), self.totals[work.nest.tensor]
+            steps = range(contract.step // self.form.depth)
+            made.extend(contract.product(total, self._slot(block), step, goes_on=step > 0) for step in steps)
+        return [*made, _committed(self.totals[self.scores[0].nest.tensor])]
+
+    def _between(self, block: Expr, pending: int) -> list[Stmt]:
+        """What threads make of scores, as soon as those are there."""
+        made: list[Stmt] = []
+        for work in self.scores:
+            total, spot = self.totals[work.nest.tensor], self._spot(STREAM)
+            made.append(_finished(total, pending))
+            made.extend(unrolled(spot.loops, self._results(self._at(work, block), total, spot.index, spot)))
+        return [*made, *(s for work in self.others for s in self._work(self._at(work, block)))]
+
+    def _summed(self, block: Expr) -> list[Stmt]:
+        """Sums with a block are under way, after what was summed up has followed what threads found."""
+        made: list[Stmt] = []
+        for work in self.sums:
+            spot, total = self._spot(COLUMN), self._state(work)
+            first = self._value(self._at(work, block), work.nest.initial[0], spot)
+            made.extend(unrolled(spot.loops, (Store(total, spot.index, first),)))
+        made.append(Instruction("wgmma_fence", ()))
+        for work in self.sums:
+            contract, operand = self._group(work), self.operands[work.nest.tensor]
+            for step in range(contract.step // self.form.depth):
+                rows = Operand(operand, (const(0), const(step), const(0)))
+                made.append(contract.product_of_kept(self._state(work), rows, self._slot(block), step))
+        return [*made, _committed(self._state(self.sums[0]))]
+
+    def _done(self, pending: int) -> list[Stmt]:
+        return [_finished(self._state(work), pending) for work in self.sums]
+
+    def _rows(self, block: Expr) -> list[Stmt]:
+        """The rows' operands of sums with a block."""
+        spot = self._spot(STREAM)
+        made: list[Stmt] = []
+        for given in self.sums:
+            work, operand = self._at(given, block), self.operands[given.nest.tensor]
+            body: list[Stmt] = []
+            own: list[Buffer] = []
+            value = rewrite(inline(self._group(given).sides.rows.value, self.late), as_power_of_two)
+            value = self._value(work, self._rows_first(work, value, spot, body, own), spot)
+            inside = self._stream_inside(work, spot)
+            if inside:
+                value = select(all_of(inside), value, const(0, value.dtype))
+            made.extend(alloc(own, (*body, *unrolled(spot.loops, (Store(operand, spot.index, value),)))))
+        return made
+
+    def _state(self, work: Work) -> Buffer:
+        return self.registers[work.nest.stores[0]][1]
+
+    def _group(self, work: Work) -> GroupContract:
+        found = self.contracts[work.nest.tensor]
+        assert isinstance(found, GroupContract)
+        return found
+
+
+def _first(total: Buffer) -> Operand:
+    return Operand(total, (const(0), const(0), const(0)))
+
+
+def _committed(total: Buffer) -> Stmt:
+    return Instruction("wgmma_commit", (_first(total),))
+
+
+def _finished(total: Buffer, pending: int) -> Stmt:
+    """A wait for these sums, while so many groups that were committed later may go on."""
+    _, pairs, elements = total.shape
+    count = int(pairs) * int(elements)  # type: ignore[arg-type]
+    return Instruction("wgmma_wait", (_first(total),), (const(pending), const(count)))
+
+
+def stream_form(warps: Tile) -> type[RegisterStream]:
+    """How a Tile over warps with a stream inside is lowered: each warp by itself, or four as one."""
+    forms = [FORMS[leaf.instruction] for leaf in warps.leaves if leaf.instruction in FORMS]
+    return GroupStream if forms[0].warps > 1 else RegisterStream
