@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 
 from tilewright.backend.gpu.matrix.group import GroupContract
 from tilewright.backend.gpu.stream.form import COLUMN, STREAM
@@ -26,7 +27,7 @@ from tilewright.ir.forms.tensor import Tensor
 from tilewright.lower.items import Item
 from tilewright.lower.nesting import alloc, unrolled
 from tilewright.tile_graph.algebra.nest import inline
-from tilewright.tile_graph.algebra.propagate import Range
+from tilewright.tile_graph.algebra.propagate import Range, extent_of
 from tilewright.tile_graph.algebra.streams import Work
 from tilewright.tile_graph.plan.form import Tile
 
@@ -69,7 +70,7 @@ class GroupStream(RegisterStream):
         body.extend((*(self._copies(const(1), self.scores) if ends else ()), commit()))
         body.extend(s for work in self.items[:place] for s in self._work(work))
         body.extend((wait(1), Instruction("async_fence", ()), sync()))
-        body.extend((*self._begun(first), *self._between(first, 0), *self._rows(first)))
+        body.extend((*self._begun(first), *self._between(first, 0)))
         # the last block alone may end outside
         cut = ends and any(part.extent % int(part.size) for w in self.scores for part in w.box)
         whole = ends - 1 if cut else ends
@@ -78,7 +79,7 @@ class GroupStream(RegisterStream):
             body.append(For(axis, ForKind.SERIAL, tuple(self._turn(var(axis)))))
         if cut:
             body.extend(self._turn(const(ends - 1)))
-        body.extend((wait(0), Instruction("async_fence", ()), sync(), *self._summed(const(ends)), *self._done(0)))
+        body.extend((*self._ready(const(ends)), *self._summed(const(ends)), *self._done()))
         body.extend(s for work in self.items[place + 1 :] for s in self._work(work))
         kept = [b for _, b in self.registers.values()]
         return alloc([*kept, *self.totals.values(), *self.operands.values()], body)
@@ -87,16 +88,20 @@ class GroupStream(RegisterStream):
         """The sums of a block under the scores of the next and what threads make of them."""
         following, later = simplify(block + 1), simplify(block + 2)
         return [
-            *(wait(0), Instruction("async_fence", ()), sync()),
+            *self._ready(block),
             *self._begun(following),
             *self._summed(block),
             *where(lt(later, self.trips), self._copies(later, self.scores)),
             *self._copies(following, self.sums),
             commit(),
             *self._between(following, 1),
-            *self._done(0),
-            *self._rows(following),
         ]
+
+    def _ready(self, block: Expr) -> list[Stmt]:
+        """Operands of a block's sums are where they are read from. The wait for the sums before stands first in a turn
+        and not last in the one before: an assembler moves it up as far as it can, to before what should run meanwhile,
+        but into no other turn."""
+        return [*self._done(), *self._rows(block), wait(0), Instruction("async_fence", ()), sync()]
 
     def _at(self, work: Work, block: Expr) -> Work:
         """A work of the loop at one of its parts."""
@@ -142,8 +147,8 @@ class GroupStream(RegisterStream):
                 made.append(contract.product_of_kept(self._state(work), rows, self._slot(block), step))
         return [*made, _committed(self._state(self.sums[0]))]
 
-    def _done(self, pending: int) -> list[Stmt]:
-        return [_finished(self._state(work), pending) for work in self.sums]
+    def _done(self) -> list[Stmt]:
+        return [_finished(self._state(work), 0) for work in self.sums]
 
     def _rows(self, block: Expr) -> list[Stmt]:
         """The rows' operands of sums with a block."""
@@ -180,9 +185,11 @@ def _committed(total: Buffer) -> Stmt:
 
 def _finished(total: Buffer, pending: int) -> Stmt:
     """A wait for these sums, while so many groups that were committed later may go on."""
-    _, pairs, elements = total.shape
-    count = int(pairs) * int(elements)  # type: ignore[arg-type]
-    return Instruction("wgmma_wait", (_first(total),), (const(pending), const(count)))
+    return Instruction("wgmma_wait", (_first(total),), (const(pending), const(_count(total))))
+
+
+def _count(buffer: Buffer) -> int:
+    return prod(extent_of(e) for e in buffer.shape)
 
 
 def stream_form(warps: Tile) -> type[RegisterStream]:

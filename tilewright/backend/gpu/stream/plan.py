@@ -32,6 +32,7 @@ _PIECE = 64  # elements of a line of shared memory that groups of warps read, an
 _LEAST_GROUP_BLOCK, _LONGEST = 64, 128  # of the streamed axis: groups take no shorter blocks, warps no longer ones
 _MOST_WARPS = 8
 _MOST_GROUPED_WARPS = 16
+_BESIDE_GROUPED = 28  # registers for all else
 _HIDDEN = 0.4  # of the shorter of what tensor cores and threads do, what the longer does not hide
 _GROUP_TRIP = 150  # cycles of a block of groups that nothing hides: the barrier, and what lanes of a row tell each other
 _SLOT = 0.75  # issue slots of an operation as nests count them
@@ -78,8 +79,8 @@ class StreamFragments:
     @property
     def registers(self) -> int:
         """32-bit registers of a thread."""
-        if self.in_groups:  # scores, what is multiplied from registers, and sums
-            return self.block // 2 + self.block // 4 + self.columns // 2 + REGISTERS_BESIDE
+        if self.in_groups:  # scores and what threads make of them, what is multiplied from registers, and sums
+            return self.block + self.block // 4 + self.columns // 2 + _BESIDE_GROUPED
         own = self.warp_rows // _UNIT
         kept = self.columns // 2 + self.block // 2 + self.summed // 4 + 6
         return own * kept + self.block // 2 + REGISTERS_BESIDE  # and the columns' fragments that are under way
