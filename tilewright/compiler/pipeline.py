@@ -34,6 +34,7 @@ from tilewright.tile_graph.plan.text import plan_text
 from tilewright.transform.algorithms import Predict, choose_algorithms
 from tilewright.transform.bilinear.toom_cook import SIZES, WINDOWED
 from tilewright.transform.clean.fold import fold_constants
+from tilewright.transform.clean.triangles import compare_indices
 from tilewright.transform.layout.choose import choose_layouts
 from tilewright.transform.layout.staging import stage_operands
 from tilewright.transform.merge.horizontal import merge_alike
@@ -148,7 +149,7 @@ def build(
         else:
             program = run("program", lambda: model)
         program = run("precision", set_precision, program, target, options.precision)
-        program = run("fold", fold_constants, program, backend.least_rows)
+        program = run("fold", _folded, program, target, backend.least_rows)
         program = run("merge", partial(_merge, target=planned_for, options=options, memo=memo), program)
         program = run("algorithm", choose_algorithms, program, planned_for, *_predictors(planned_for, options, memo),
                       memo.splits, _sizes(options), _terms_predictor(planned_for, options, memo))  # fmt: skip
@@ -172,6 +173,12 @@ def build(
         _ports(last.outputs, last.output_names, batches) if last else (),
         stages.seconds, options.effort, parts=1 if batches is None else batches.parts,
     )  # fmt: skip
+
+
+def _folded(program: Program, target: Target, least_rows: int) -> Program:
+    """Vectors of a CPU read a table as fast as they compare; a GPU's kernels leave out what it closes."""
+    folded = fold_constants(program, least_rows)
+    return folded if target.kind == "cpu" else compare_indices(folded)
 
 
 @contextmanager

@@ -110,6 +110,10 @@ class KernelLowering:
         self.shifted_access = [self._shifted(shift) for shift in self.shifts]
         return index, items
 
+    def turn(self, index: Axis) -> Expr:
+        """The number of the tile that is handed out at a place of the order."""
+        return var(index)
+
     def grid(self, index: Axis, items: Sequence[Item]) -> tuple[Stmt, ...]:
         """The loop over a kernel's tiles, and all that one of them does."""
         raise NotImplementedError
@@ -120,7 +124,7 @@ class KernelLowering:
         """The flat index of a kernel's tiles, and the part of each axis that it stands for; the last moves fastest."""
         self.tile_axes.update({a.name: a for a in self.plan.axes})
         index = Axis("tile", self.plan.tiles)
-        position: Expr = var(index)
+        position = self.turn(index)
         ranges: dict[str, Range] = {}
         for name, size in reversed(self.plan.sizes):
             extent = max(1, self.tile_axes[name].extent)

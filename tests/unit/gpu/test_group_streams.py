@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from tests.gpu_launch import grid_of, source_of
 from tests.unit.gpu.test_register_streams import (
@@ -37,10 +37,33 @@ from tilewright.runtime.emulator import EmulatedModule
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target, machine
 from tilewright.tile_graph.check.kernels import check_plan
+from tilewright.tile_graph.plan.text import plan_text
 from tilewright.transform.clean.fold import fold_constants
+from tilewright.transform.clean.triangles import compare_indices
 from tilewright.transform.precision.choose import set_precision
 
 BFLOAT16 = TensorProto.BFLOAT16
+
+
+def causal(rows: int, keys: int, size: int, past: int = 0, heads: int = 1, added: bool = False) -> ModelProto:
+    """Row i sees keys up to i + past, by a table of truths or by one that is `added`."""
+    seen = np.tri(rows, keys, past, dtype=np.bool_)
+    low = np.array(-np.inf, np.float16)
+    nodes = [helper.make_node("Transpose", ["k"], ["kt"], perm=[0, 1, 3, 2]),
+             helper.make_node("MatMul", ["q", "kt"], ["s"]),
+             helper.make_node("Add", ["s", "mask"], ["t"]) if added
+             else helper.make_node("Where", ["mask", "s", "low"], ["t"]),
+             helper.make_node("Softmax", ["t"], ["p"], axis=-1),
+             helper.make_node("MatMul", ["p", "v"], ["o"])]  # fmt: skip
+    table = np.where(seen, np.float16(0), low).astype(np.float16) if added else seen
+    given = [numpy_helper.from_array(table, "mask"), *([] if added else [numpy_helper.from_array(low, "low")])]
+    lengths = {"q": rows, "k": keys, "v": keys, "o": rows}
+    ports = {n: helper.make_tensor_value_info(n, TensorProto.FLOAT16, [1, heads, length, size])
+             for n, length in lengths.items()}  # fmt: skip
+    made = helper.make_graph(nodes, "causal", [ports[n] for n in "qkv"], [ports["o"]], given)
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
 # one block and several, whole ones and ends of rows, blocks, sums and columns; masks by key and by element
 CASES: Mapping[str, ModelProto] = {
     "one_block": attention(64, 64, 64, 64),
@@ -51,6 +74,8 @@ CASES: Mapping[str, ModelProto] = {
     "biased": attention(72, 136, 16, 24, 2, mask=(1, 2, 72, 136)),
     "bfloat16": attention(64, 200, 32, 16, kind=BFLOAT16),
     "scaled": attention(65, 130, 32, 16, scaled=True),
+    "causal": causal(256, 256, 32, heads=2),
+    "odd_causal": causal(150, 190, 16, past=40, added=True),
 }
 
 
@@ -64,7 +89,7 @@ def grouped() -> Target:
 @cache
 def made(name: str) -> Made:
     target = grouped()
-    program = fold_constants(set_precision(lower(load(CASES[name], {})), target, None))
+    program = compare_indices(fold_constants(set_precision(lower(load(CASES[name], {})), target, None)))
     plan = make_plan(program, target, "connected", streaming="always")
     check_plan(plan, program, target)
     assert {x.instruction for x in warps_of(plan).leaves} <= {"wgmma_float16", "wgmma_bfloat16", None}
@@ -90,6 +115,31 @@ def test_rows_that_are_masked_whole_have_no_number() -> None:
     assert np.isnan(found[0, 0, 3].astype(np.float32)).all() and np.isfinite(found[0, 1].astype(np.float32)).all()
 
 
+def test_what_rows_do_not_see_is_not_walked() -> None:
+    stream = made("causal").plan.kernels[0].stream
+    assert stream is not None and stream.until == 0 and "up to 0 behind each row" in plan_text(made("causal").plan)
+    assert not made("causal").program.constants
+    other = made("odd_causal").plan.kernels[0].stream
+    assert other is not None and other.until == 40 and made("biased").plan.kernels[0].stream.until is None
+
+
+@pytest.mark.parametrize("name", ("causal", "odd_causal"))
+def test_keys_that_no_row_of_a_block_sees_are_not_read(name: str) -> None:
+    """What they are does not matter: with NaN in their place the first block's rows are as they were."""
+    done = made(name)
+    (kernel,) = done.plan.kernels
+    stream = kernel.stream
+    assert stream is not None and stream.until is not None
+    rows, block = dict(kernel.cut)["o2"], stream.sizes[0][1]
+    walked = -(-(rows + stream.until) // block) * block
+    inputs = inputs_of(done.program)
+    expected = np.asarray(evaluate(done.program, inputs)["o"])
+    assert walked < inputs["k"].shape[2]
+    inputs["k"][:, :, walked:] = inputs["v"][:, :, walked:] = np.nan
+    found = run_loops(done.loops, dict(inputs), instructions=MEANINGS)["o"].reshape(expected.shape)
+    assert_close(found[:, :, :rows], expected[:, :, :rows])
+
+
 def arrays_of(name: str, kernel: Kernel) -> tuple[list[np.ndarray], np.ndarray]:
     """What a kernel is launched with, and what it should leave in the last array."""
     done = made(name)
@@ -112,12 +162,12 @@ def emulated(names: tuple[str, ...], cache_dir: Path) -> None:
 
 
 def test_emulated_streams(tmp_path: Path) -> None:
-    emulated(("odd",), tmp_path)
+    emulated(("odd", "odd_causal"), tmp_path)
 
 
 @pytest.mark.slow
 def test_emulated_streams_of_all_kinds(tmp_path: Path) -> None:
-    emulated(tuple(n for n in CASES if n != "odd"), tmp_path)
+    emulated(tuple(n for n in CASES if not n.startswith("odd")), tmp_path)
 
 
 # a fault in the text of a kernel: what is written, what is written instead
@@ -150,9 +200,11 @@ def test_faults_are_reported(tmp_path: Path) -> None:
         assert found or not np.all(off < 1e-2), fault
 
 
-@pytest.mark.parametrize("size", (64, pytest.param(80, marks=pytest.mark.slow), pytest.param(128, marks=pytest.mark.slow)))
+_LATER = pytest.mark.slow
+
+
+@pytest.mark.parametrize("size", (64, pytest.param(80, marks=_LATER), pytest.param(128, marks=_LATER)))
 def test_streams_compile_without_spills(size: int) -> None:
-    """And without a word that products wait for each other, which the assembler says where it cannot tell."""
     target = machine("h200")
     program = fold_constants(set_precision(lower(load(attention(1024, 1000, size, size, 16), {})), target, None))
     plan = make_plan(program, target, "connected", streaming="always")

@@ -315,6 +315,9 @@ class _Walker:
         (_, rows), (_, columns) = tile.sizes
         if rows % form.c.rows or tile.axes[0].extent % rows or columns % 16 or columns != tile.axes[1].extent:
             raise ValueError(f"{rows} rows and {columns} columns of a warp are not whole fragments")
+        until = None if tile.stream is None else tile.stream.until
+        if until is not None and (until < 0 or form.warps == 1):
+            raise ValueError(f"rows that see up to {until} behind: groups of warps leave out what 0 or more closes")
         if form.warps > 1 and (rows != form.c.rows or tile.tiles % form.warps):
             raise ValueError(f"{form.name} takes {form.c.rows} rows of each of {form.warps} warps, not {rows}")
         warp = WARP if self.target is None else self.target.warp

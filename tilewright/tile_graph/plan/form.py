@@ -169,6 +169,9 @@ class Tile:
     count: int = 1  # threads, where it is handed out to lanes
     scan: str | None = None  # first output of the Scan whose steps these are
     runs: str = "order"  # its children, or together
+    # Of a stream in registers: row i of its warps sees places of the streamed axis up to i plus this, and no part
+    # behind the last row's is walked; blocks with most to walk begin first.
+    until: int | None = None
     estimate: Estimate = Estimate()
 
     @property

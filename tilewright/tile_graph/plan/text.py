@@ -39,7 +39,8 @@ def _tile(tile: Tile, indent: str) -> Iterator[str]:
     name = f"kernel {tile.name}: " if tile.is_kernel else ""
     cut = f" tile [{sizes}] x {tile.tiles}" if sizes and extents else f" tile [{sizes}]" if sizes else ""
     together = ", together" if tile.runs == "together" else ""
-    yield f"{indent}{name}{tile.level}{cut} {over}{together}"
+    until = "" if tile.until is None else f", up to {tile.until} behind each row"
+    yield f"{indent}{name}{tile.level}{cut} {over}{together}{until}"
     inside = indent + "  "
     for axis in tile.axes:
         along = ", ".join(

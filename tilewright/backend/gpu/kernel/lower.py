@@ -11,7 +11,7 @@ from tilewright.backend.gpu.stream.lower import stream_tile
 from tilewright.backend.gpu.threads.nest import GpuNest
 from tilewright.errors import InternalError
 from tilewright.ir.analysis.simplify import simplify
-from tilewright.ir.forms.expr import Axis, lt, var
+from tilewright.ir.forms.expr import Axis, Expr, lt, var
 from tilewright.ir.forms.loops import Alloc, Barrier, Buffer, For, ForKind, If, Memory, Scope, Stmt
 from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.lower.access import Place, flat_place, global_place
@@ -35,6 +35,20 @@ class GpuKernel(KernelLowering):
         if first.flat and not others and tensor.shape == tuple(a.extent for a in nest.axes):
             return flat_place(tensor, self.layout(tensor), name)
         return global_place(tensor, self.layout(tensor), name, squeezed=True)
+
+    def turn(self, index: Axis) -> Expr:
+        """Where rows see a part of a streamed axis, last rows first: what begins last should not take longest."""
+        walked = self.plan.stream
+        if walked is None or walked.until is None:
+            return var(index)
+        rows = {b.axis for b in self.plan.axes[-1].binds}
+        name, size = self.plan.sizes[-1]
+        if name != self.plan.axes[-1].name or not rows & {b.axis for t in self.plan.walk() if isinstance(t, Tile)
+                                                          and t.over == "warps" for b in t.axes[0].binds}:  # fmt: skip
+            return var(index)
+        count = -(-self.plan.axes[-1].extent // size)
+        beside = self.plan.tiles // count
+        return simplify(var(index) % beside * count + (count - 1 - var(index) // beside))
 
     def grid(self, index: Axis, items: Sequence[Item]) -> tuple[Stmt, ...]:
         (lanes,) = (n for n in self.plan.body if isinstance(n, Tile) and n.over == "lanes")

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.backend.gpu.matrix.sides import Sides, sides_of
+from tilewright.backend.gpu.stream.visible import ROW, STREAM, seen_until
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.expr import Axis, Expr, Load, Var, loads
@@ -22,7 +23,7 @@ from tilewright.tile_graph.algebra.propagate import extent_of
 from tilewright.tile_graph.algebra.streams import Stream
 from tilewright.tile_graph.plan.form import Leaf
 
-ROW, COLUMN, STREAM, SINGLE = "row", "column", "stream", "single"
+COLUMN, SINGLE = "column", "single"
 _MOST_SUMMED, _MOST_COLUMNS = 256, 256
 
 
@@ -35,6 +36,8 @@ class RegisterForm:
     summed: int  # the most that a product with results along the streamed axis sums up
     columns: int
     work: int  # operations on an element along rows and the streamed axis
+    rows: int  # in all
+    until: int | None  # row i sees places of the streamed axis up to i plus this; None: all
     is_apart: bool  # there are products along the streamed axis, and what is summed up by products is read after it
 
     def axes(self, nest: Nest, role: str) -> list[Axis]:
@@ -79,7 +82,9 @@ def register_form(nests: Sequence[Nest], leaves: Sequence[Leaf], stream: Stream)
     inside = {t for n in (*stream.wide, *stream.reducers) for t in n.reads()}
     read_back = any(n.tensor in inside for n in products if n in stream.reducers)
     is_apart = any(n in products for n in stream.wide) and not read_back
-    return RegisterForm(found.roles, products, summed, columns, work, is_apart)
+    (row,) = found.own(nests[-1], ROW)
+    until = seen_until(nests, stream, found.roles)
+    return RegisterForm(found.roles, products, summed, columns, work, extent_of(row.extent), until, is_apart)
 
 
 _KEPT = (dtypes.float32, dtypes.float16, dtypes.bfloat16)

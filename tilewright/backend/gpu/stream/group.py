@@ -14,16 +14,31 @@ from dataclasses import replace
 from math import prod
 
 from tilewright.backend.gpu.matrix.group import GroupContract
-from tilewright.backend.gpu.stream.form import COLUMN, STREAM
+from tilewright.backend.gpu.stream.form import COLUMN
 from tilewright.backend.gpu.stream.lower import PAIR, KernelOfThreads, RegisterStream, as_power_of_two
+from tilewright.backend.gpu.stream.visible import ROW, STREAM, conditions
 from tilewright.backend.gpu.threads.pipeline import commit, sync, wait, where
+from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.analysis.simplify import simplify
 from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.bounds import static
 from tilewright.ir.forms.compute import Map
-from tilewright.ir.forms.expr import Axis, Expr, all_of, const, lt, rewrite, select, substitute, var
+from tilewright.ir.forms.expr import (
+    Axis,
+    Expr,
+    all_of,
+    const,
+    lt,
+    maximum,
+    minimum,
+    replace_nodes,
+    rewrite,
+    select,
+    substitute,
+    var,
+)
 from tilewright.ir.forms.loops import Buffer, For, ForKind, Instruction, Memory, Operand, Stmt, Store
-from tilewright.ir.forms.tensor import Tensor
 from tilewright.lower.items import Item
 from tilewright.lower.nesting import alloc, unrolled
 from tilewright.tile_graph.algebra.nest import inline
@@ -47,6 +62,11 @@ class GroupStream(RegisterStream):
         self.others = [w for w in others if w.nest.tensor not in self.late]
         for tensor in self.late:
             self.registers.pop(tensor, None)
+        if self.until is not None and not any(
+            any(conditions(v, self.roles, self.until)) for w in self.loop.works() for v in w.nest.values
+        ):
+            raise InternalError(f"kernel '{kernel.plan.name}': its rows see more than {self.until} places behind them")
+        self.ends = self._ends()
         fresh, shape = kernel.names.fresh, (self.fragments, self.block // 16, PAIR)
         self.totals = {w.nest.tensor: Buffer(fresh("scores"), shape, dtypes.float32, Memory.REGISTER)
                        for w in self.scores}  # fmt: skip
@@ -60,41 +80,71 @@ class GroupStream(RegisterStream):
             return False
         return not any(stored[0] in w.nest.reads() for w in others)
 
+    def _ends(self) -> Expr:
+        """Blocks that the last row sees."""
+        if self.until is None:
+            return const(self.trips)
+        seen = (self._first_row() + (self.rows + self.until + self.block - 1)) // self.block
+        return simplify(minimum(const(self.trips), seen))
+
     # --- the whole
 
     def statements(self) -> tuple[Stmt, ...]:
         place = self.items.index(self.loop)
-        first, ends = const(0), self.trips - 1
+        first, last = const(0), simplify(self.ends - 1)
         body = [*self._rows_copied(self.scores), *self._copies(first, self.scores), commit()]
         body.extend(self._copies(first, self.sums))
-        body.extend((*(self._copies(const(1), self.scores) if ends else ()), commit()))
+        if self.trips > 1:
+            body.extend(where(lt(const(0), last), self._copies(const(1), self.scores)))
+        body.append(commit())
         body.extend(s for work in self.items[:place] for s in self._work(work))
         body.extend((wait(1), Instruction("async_fence", ()), sync()))
         body.extend((*self._begun(first), *self._between(first, 0)))
-        # the last block alone may end outside
-        cut = ends and any(part.extent % int(part.size) for w in self.scores for part in w.box)
-        whole = ends - 1 if cut else ends
-        if whole:
-            axis = Axis(self.loop.axis.name, whole)
-            body.append(For(axis, ForKind.SERIAL, tuple(self._turn(var(axis)))))
-        if cut:
-            body.extend(self._turn(const(ends - 1)))
-        body.extend((*self._ready(const(ends)), *self._summed(const(ends)), *self._done()))
+        body.extend(self._turns(last) if self.trips > 1 else ())
+        body.extend((*self._ready(last), *self._summed(last), *self._done()))
         body.extend(s for work in self.items[place + 1 :] for s in self._work(work))
         kept = [b for _, b in self.registers.values()]
         return alloc([*kept, *self.totals.values(), *self.operands.values()], body)
 
-    def _turn(self, block: Expr) -> list[Stmt]:
-        """The sums of a block under the scores of the next and what threads make of them."""
+    def _turns(self, last: Expr) -> list[Stmt]:
+        """All blocks but the last: first those behind which comes one that is seen whole, without conditions."""
+        whole = simplify(minimum(last, self._seen_whole() - 1))
+        if self.until is not None:
+            whole = simplify(maximum(whole, const(0)))
+        body: list[Stmt] = []
+        for first, count, is_whole in ((const(0), whole, True), (whole, simplify(last - whole), False)):
+            known = static(count)
+            if known == 1:
+                body.extend(self._turn(first, is_whole))
+            elif known != 0:
+                axis = Axis(self.loop.axis.name, count if known is None else known)
+                body.append(For(axis, ForKind.SERIAL, tuple(self._turn(simplify(first + var(axis)), is_whole))))
+        return body
+
+    def _seen_whole(self) -> Expr:
+        """Blocks from the first on that end inside the axis, before the place that the first row sees last."""
+        cut = any(part.extent % int(part.size) for work in self.scores for part in work.box)
+        inside = const(self.trips - 1 if cut else self.trips)
+        if self.until is None:
+            return inside
+        return simplify(minimum(inside, (self._first_row() + (self.until + 1)) // self.block))
+
+    def _first_row(self) -> Expr:
+        """Of all that the block has."""
+        ranges = self._ranges(self.scores[0])
+        return next(part.low for axis, part in ranges.items() if self.roles.get(axis) == ROW)
+
+    def _turn(self, block: Expr, is_whole: bool) -> list[Stmt]:
+        """The sums of a block under the scores of the next, which may be seen whole, and what threads make of them."""
         following, later = simplify(block + 1), simplify(block + 2)
         return [
             *self._ready(block),
             *self._begun(following),
             *self._summed(block),
-            *where(lt(later, self.trips), self._copies(later, self.scores)),
+            *where(lt(later, self.ends), self._copies(later, self.scores)),
             *self._copies(following, self.sums),
             commit(),
-            *self._between(following, 1),
+            *self._between(following, 1, is_whole),
         ]
 
     def _ready(self, block: Expr) -> list[Stmt]:
@@ -103,14 +153,21 @@ class GroupStream(RegisterStream):
         but into no other turn."""
         return [*self._done(), *self._rows(block), wait(0), Instruction("async_fence", ()), sync()]
 
-    def _at(self, work: Work, block: Expr) -> Work:
-        """A work of the loop at one of its parts."""
+    def _at(self, work: Work, block: Expr, is_whole: bool = False) -> Work:
+        """A work of the loop at one of its parts; conditions that always hold where it is seen whole are left out."""
 
         def moved(part: Range) -> Range:
             return Range(simplify(substitute(part.low, {self.loop.axis: block})), part.size, part.extent)
 
+        if is_whole and self.until is not None:
+            work = replace(work, nest=replace(work.nest, values=tuple(self._opened(v) for v in work.nest.values)))
         limits = {a: moved(part) for a, part in work.limits.items()}
         return replace(work, box=tuple(moved(part) for part in work.box), limits=limits)
+
+    def _opened(self, value: Expr) -> Expr:
+        assert self.until is not None
+        known: dict[Expr, Expr] = dict.fromkeys(conditions(value, self.roles, self.until), const(True, dtypes.bool_))
+        return simplify(replace_nodes(value, known))
 
     # --- products
 
@@ -123,14 +180,14 @@ class GroupStream(RegisterStream):
             made.extend(contract.product(total, self._slot(block), step, goes_on=step > 0) for step in steps)
         return [*made, _committed(self.totals[self.scores[0].nest.tensor])]
 
-    def _between(self, block: Expr, pending: int) -> list[Stmt]:
+    def _between(self, block: Expr, pending: int, is_whole: bool = False) -> list[Stmt]:
         """What threads make of scores, as soon as those are there."""
         made: list[Stmt] = []
         for work in self.scores:
             total, spot = self.totals[work.nest.tensor], self._spot(STREAM)
             made.append(_finished(total, pending))
-            made.extend(unrolled(spot.loops, self._results(self._at(work, block), total, spot.index, spot)))
-        return [*made, *(s for work in self.others for s in self._work(self._at(work, block)))]
+            made.extend(unrolled(spot.loops, self._results(self._at(work, block, is_whole), total, spot.index, spot)))
+        return [*made, *(s for work in self.others for s in self._work(self._at(work, block, is_whole)))]
 
     def _summed(self, block: Expr) -> list[Stmt]:
         """Sums with a block are under way, after what was summed up has followed what threads found."""

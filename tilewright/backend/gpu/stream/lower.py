@@ -14,7 +14,8 @@ from typing import Protocol
 
 from tilewright.backend.gpu.matrix.lower import MatrixContract
 from tilewright.backend.gpu.matrix.sides import Sides, sides_of
-from tilewright.backend.gpu.stream.form import COLUMN, ROW, STREAM
+from tilewright.backend.gpu.stream.form import COLUMN
+from tilewright.backend.gpu.stream.visible import ROW, STREAM
 from tilewright.backend.gpu.threads.nest import WARP, GpuNest, guarded, known_true_left_out
 from tilewright.backend.gpu.threads.pipeline import commit, sync, wait
 from tilewright.errors import InternalError
@@ -107,6 +108,7 @@ class RegisterStream:
         self.items = items
         (self.loop,) = (item for item in items if isinstance(item, Loop))
         self.trips = extent_of(self.loop.axis.extent)
+        self.until = walked.until
         # maps that are computed where an operand is brought
         first = [w for w in items[: items.index(self.loop)] if isinstance(w, Work) and w.owner is None]
         self.composed = {w.nest.tensor: Map(w.nest.tensor, w.nest.axes, w.nest.values[0]) for w in first}

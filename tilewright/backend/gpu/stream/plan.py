@@ -14,7 +14,8 @@ from tilewright.backend.gpu.matrix.cost import (
     ring_bytes,
     seconds,
 )
-from tilewright.backend.gpu.stream.form import COLUMN, ROW, SINGLE, RegisterForm, register_form
+from tilewright.backend.gpu.stream.form import COLUMN, SINGLE, RegisterForm, register_form
+from tilewright.backend.gpu.stream.visible import ROW
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.forms.expr import Load, walk
 from tilewright.target import Target
@@ -34,7 +35,7 @@ _MOST_WARPS = 8
 _MOST_GROUPED_WARPS = 16
 _BESIDE_GROUPED = 28  # registers for all else
 _HIDDEN = 0.4  # of the shorter of what tensor cores and threads do, what the longer does not hide
-_GROUP_TRIP = 150  # cycles of a block of groups that nothing hides: the barrier, and what lanes of a row tell each other
+_GROUP_TRIP = 150  # cycles of a block of groups that nothing hides: the barrier, what lanes of a row tell each other
 _SLOT = 0.75  # issue slots of an operation as nests count them
 _GROUP_SLOT = 0.17  # the same of groups, whose warps do nothing else: exp is one of 48
 _APART = 0.55  # of the slots of a warp alone, which finds other instructions to issue meanwhile
@@ -157,7 +158,8 @@ def fragments_of(
             continue
         if made.shared > target.tile_level.capacity:
             continue
-        busy, alone = (_group_cycles if made.in_groups else _cycles)(form, made, trips, target)
+        walked = _mean_trips(form, made, trips) if made.in_groups else trips
+        busy, alone = (_group_cycles if made.in_groups else _cycles)(form, made, walked, target)
         resident = max(1, min(target.tile_level.capacity // made.shared, target.resident_threads // threads,
                               target.register_file // (made.registers * threads)))  # fmt: skip
         time = float(seconds(busy, alone, resident, tiles, target))
@@ -183,7 +185,16 @@ def _shared_out(
                                       instruction)  # fmt: skip
 
 
-def _group_cycles(form: RegisterForm, made: StreamFragments, trips: int, target: Target) -> tuple[float, float]:
+def _mean_trips(form: RegisterForm, made: StreamFragments, trips: int) -> float:
+    """Blocks of the streamed axis that a tile's rows see, of all tiles."""
+    if form.until is None:
+        return trips
+    ends = range(made.rows, form.rows + made.rows, made.rows)  # behind the last row of each tile
+    seen = [min(trips, ceil((min(end, form.rows) + form.until) / made.block)) for end in ends]
+    return sum(seen) / len(seen)
+
+
+def _group_cycles(form: RegisterForm, made: StreamFragments, trips: float, target: Target) -> tuple[float, float]:
     """The same where groups of warps multiply: tensor cores and threads work at the same time, but for the ends."""
     rate = target.rate(made.instruction)
     assert rate is not None
@@ -267,7 +278,8 @@ def in_registers(
         else copied(n, 1, made.columns, made.block, made.stages) for n in inside
     )  # fmt: skip
     rows = tuple(copied(n, 0, made.rows, made.summed, 1) for n in inside if n in scores)
-    kept = replace(walked, level=registers, holds=(*walked.holds, *brought))
+    until = form.until if made.in_groups else None
+    kept = replace(walked, level=registers, holds=(*walked.holds, *brought), until=until)
     body = tuple(kept if node is walked else node for node in lanes.body)
     sizes = (("m", made.warp_rows), ("n", made.columns))
     warps = Tile(registers, sizes, "warps", body, (*kernel.holds, *rows),
