@@ -35,7 +35,11 @@ _MOST_WARPS = 8
 _MOST_GROUPED_WARPS = 16
 _BESIDE_GROUPED = 28  # registers for all else
 _HIDDEN = 0.4  # of the shorter of what tensor cores and threads do, what the longer does not hide
-_GROUP_TRIP = 150  # cycles of a block of groups that nothing hides: the barrier, what lanes of a row tell each other
+_GROUP_TRIP = 400  # cycles of a block of groups: waits, the barrier, what lanes of a row tell each other
+_GROUP_TRIP_BUSY = 100  # and those in which no group of the multiprocessor gets on
+# times what is predicted: of groups no plan has been measured, so that they are taken where they are clearly better
+_UNMEASURED = 1.15
+_LEAST_FILLED = 0.75  # of the rows of groups
 _SLOT = 0.75  # issue slots of an operation as nests count them
 _GROUP_SLOT = 0.17  # the same of groups, whose warps do nothing else: exp is one of 48
 _APART = 0.55  # of the slots of a warp alone, which finds other instructions to issue meanwhile
@@ -162,7 +166,7 @@ def fragments_of(
         busy, alone = (_group_cycles if made.in_groups else _cycles)(form, made, walked, target)
         resident = max(1, min(target.tile_level.capacity // made.shared, target.resident_threads // threads,
                               target.register_file // (made.registers * threads)))  # fmt: skip
-        time = float(seconds(busy, alone, resident, tiles, target))
+        time = float(seconds(busy, alone, resident, tiles, target)) * (_UNMEASURED if made.in_groups else 1.0)
         if best is None or time < best[0]:
             best = (time, made)
     return best
@@ -175,7 +179,7 @@ def _shared_out(
     for instruction in instructions(target, next(iter(form.products.values())).instruction):
         in_groups = FORMS[instruction].warps > 1
         padded = -(-rows // _PIECE) * _PIECE if in_groups else _whole(rows)
-        if in_groups and (not form.is_apart or block < _LEAST_GROUP_BLOCK):
+        if in_groups and (not form.is_apart or block < _LEAST_GROUP_BLOCK or rows < _LEAST_FILLED * padded):
             continue
         if not in_groups and (block > _LONGEST or rows == _GROUPED_ROWS):
             continue
@@ -206,10 +210,12 @@ def _group_cycles(form: RegisterForm, made: StreamFragments, trips: float, targe
     shared = _BYTES * (made.block * depth * (groups + 1) + made.rows * made.summed) / near
     beyond = _BYTES * made.block * depth / ((target.outer or target.main).bandwidth / target.clock)
     vector = made.rows * made.block * form.work * _GROUP_SLOT / lanes
-    busy = max(tensor, shared, beyond, vector) + _HIDDEN * min(tensor, vector)
+    busy = max(tensor, shared, beyond, vector) + _HIDDEN * min(tensor, vector) + _GROUP_TRIP_BUSY
+    # what a group does one after the other: scores, then what threads make of them, each warp alone waiting for itself
+    chain = tensor / 2 + vector * max(1.0, 2 / groups) + _GROUP_TRIP
     ends = made.rows * made.columns * 8 / lanes
     first = _LOADED * target.main.latency * target.clock
-    return trips * busy + ends, _START + first + trips * (busy + _GROUP_TRIP) + tensor + vector + 2 * ends
+    return trips * busy + ends, _START + first + trips * max(busy, chain) + chain + tensor / 2 + 2 * ends
 
 
 def _cycles(form: RegisterForm, made: StreamFragments, trips: int, target: Target) -> tuple[float, float]:
