@@ -13,7 +13,9 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from tests.gpu_launch import grid_of, source_of
+from tests.gpu_stages import graph
 from tests.unit.gpu.test_register_streams import (
+    HALF,
     Made,
     assert_close,
     attention,
@@ -45,6 +47,15 @@ from tilewright.transform.precision.choose import set_precision
 BFLOAT16 = TensorProto.BFLOAT16
 
 
+def shared_keys(heads: int, each: int, rows: int, keys: int, size: int) -> ModelProto:
+    """Several heads of queries for one of keys and values."""
+    shapes = {"q": (heads, each, rows, size), "k": (heads, 1, keys, size), "v": (heads, 1, keys, size)}
+    nodes = [("Transpose", ["k"], "kt", {"perm": [0, 1, 3, 2]}), ("MatMul", ["q", "kt"], "s", {}),
+             ("Softmax", ["s"], "p", {"axis": -1}), ("MatMul", ["p", "v"], "o", {})]  # fmt: skip
+    return graph(nodes, [*shapes.items()], [("o", (heads, each, rows, size))], dict.fromkeys("qkvo", HALF) | {
+        n[2]: HALF for n in nodes})  # fmt: skip
+
+
 def causal(rows: int, keys: int, size: int, past: int = 0, heads: int = 1, added: bool = False) -> ModelProto:
     """Row i sees keys up to i + past, by a table of truths or by one that is `added`."""
     seen = np.tri(rows, keys, past, dtype=np.bool_)
@@ -74,16 +85,17 @@ CASES: Mapping[str, ModelProto] = {
     "biased": attention(72, 136, 16, 24, 2, mask=(1, 2, 72, 136)),
     "bfloat16": attention(64, 200, 32, 16, kind=BFLOAT16),
     "scaled": attention(65, 130, 32, 16, scaled=True),
+    "shared_keys": shared_keys(2, 2, 64, 130, 16),
     "causal": causal(256, 256, 32, heads=2),
     "odd_causal": causal(150, 190, 16, past=40, added=True),
 }
 
 
 def grouped() -> Target:
-    """An H200 on which single warps multiply so slowly that groups are always taken, several of them in a block."""
+    """An H200 on which single warps multiply so slowly that groups are always taken, two of them in a block at most."""
     target = machine("h200")
     rates = tuple((name, rate / 1000 if name.startswith("mma_") else rate) for name, rate in target.rates)
-    return replace(target, rates=rates, units=1)
+    return replace(target, rates=rates, units=1, register_file=1 << 15)
 
 
 @cache

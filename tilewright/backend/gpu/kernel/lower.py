@@ -38,15 +38,14 @@ class GpuKernel(KernelLowering):
 
     def turn(self, index: Axis) -> Expr:
         """Where rows see a part of a streamed axis, last rows first: what begins last should not take longest."""
-        walked = self.plan.stream
-        if walked is None or walked.until is None:
+        warps = stream_tile(self.plan)
+        if warps is None or warps.stream is None or warps.stream.until is None or not self.plan.sizes:
             return var(index)
-        rows = {b.axis for b in self.plan.axes[-1].binds}
         name, size = self.plan.sizes[-1]
-        if name != self.plan.axes[-1].name or not rows & {b.axis for t in self.plan.walk() if isinstance(t, Tile)
-                                                          and t.over == "warps" for b in t.axes[0].binds}:  # fmt: skip
+        axis = next(a for a in self.plan.axes if a.name == name)
+        if not set(axis.binds) & set(warps.axes[0].binds):
             return var(index)
-        count = -(-self.plan.axes[-1].extent // size)
+        count = -(-axis.extent // size)
         beside = self.plan.tiles // count
         return simplify(var(index) % beside * count + (count - 1 - var(index) // beside))
 

@@ -25,6 +25,7 @@ from tilewright.tile_graph.plan.form import Leaf
 
 COLUMN, SINGLE = "column", "single"
 _MOST_SUMMED, _MOST_COLUMNS = 256, 256
+_LEAST_ROWS = 16  # of one axis, where rows have several: those of a fragment
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,13 @@ class _Roles:
                 return False
             for side, is_rows in zip((sides.rows, sides.columns), streamed, strict=True):
                 own = [a for a in side.axes if extent_of(a.extent) > 1]
-                if len(own) != 1 or not self._put(own[0], ROW if is_rows else COLUMN):
+                if not own or (len(own) > 1 and not is_rows) or not self._put(own[-1], ROW if is_rows else COLUMN):
+                    return False
+                # several rows of queries, say, for the same keys: a block has one place of all axes but the last
+                others = own[:-1]
+                if others and extent_of(own[-1].extent) < _LEAST_ROWS:
+                    return False
+                if not all(self._put(axis, SINGLE) for axis in others):
                     return False
         return bool(self.roles)
 
@@ -192,7 +199,8 @@ class _Roles:
         if sides is None or FORMS[sides.instruction].operand.bits != 16:
             return None
         for side, role in ((sides.rows, ROW), (sides.columns, kind)):
-            if [a for a in side.axes if extent_of(a.extent) > 1] != self.own(nest, role):
+            own = [a for a in side.axes if extent_of(a.extent) > 1 and self.roles.get(a) != SINGLE]
+            if own != self.own(nest, role):
                 return None
         inside = [self.inside[x.source] for x in loads(sides.rows.value) if x.source in self.inside]
         from_registers = any(not self.is_operand(n) for n in inside)
