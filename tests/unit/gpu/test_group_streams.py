@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+from bench.gpu_attention import model_of
 from tests.gpu_launch import grid_of, source_of
 from tests.gpu_stages import graph
 from tests.unit.gpu.test_register_streams import (
@@ -86,9 +87,14 @@ CASES: Mapping[str, ModelProto] = {
     "bfloat16": attention(64, 200, 32, 16, kind=BFLOAT16),
     "scaled": attention(65, 130, 32, 16, scaled=True),
     "shared_keys": shared_keys(2, 2, 64, 130, 16),
+    "factor": model_of((1, 130, 32), "float16"),
+    "causal_factor": model_of((1, 140, 16), "float16", causal=True),
     "causal": causal(256, 256, 32, heads=2),
     "odd_causal": causal(150, 190, 16, past=40, added=True),
 }
+
+
+PRECISION = {"factor": "float16", "causal_factor": "float16"}
 
 
 def grouped() -> Target:
@@ -101,7 +107,7 @@ def grouped() -> Target:
 @cache
 def made(name: str) -> Made:
     target = grouped()
-    program = compare_indices(fold_constants(set_precision(lower(load(CASES[name], {})), target, None)))
+    program = compare_indices(fold_constants(set_precision(lower(load(CASES[name], {})), target, PRECISION.get(name))))
     plan = make_plan(program, target, "connected", streaming="always")
     check_plan(plan, program, target)
     assert {x.instruction for x in warps_of(plan).leaves} <= {"wgmma_float16", "wgmma_bfloat16", None}

@@ -15,7 +15,14 @@ from math import prod
 
 from tilewright.backend.gpu.matrix.group import GroupContract
 from tilewright.backend.gpu.stream.form import COLUMN
-from tilewright.backend.gpu.stream.lower import PAIR, KernelOfThreads, RegisterStream, as_power_of_two
+from tilewright.backend.gpu.stream.lower import (
+    PAIR,
+    KernelOfThreads,
+    RegisterStream,
+    Spot,
+    as_power_of_two,
+    unscaled,
+)
 from tilewright.backend.gpu.stream.visible import ROW, STREAM, conditions
 from tilewright.backend.gpu.threads.pipeline import commit, sync, wait, where
 from tilewright.errors import InternalError
@@ -26,12 +33,15 @@ from tilewright.ir.forms.bounds import static
 from tilewright.ir.forms.compute import Map
 from tilewright.ir.forms.expr import (
     Axis,
+    Const,
     Expr,
+    Load,
     all_of,
     const,
     lt,
     maximum,
     minimum,
+    op,
     replace_nodes,
     rewrite,
     select,
@@ -39,6 +49,7 @@ from tilewright.ir.forms.expr import (
     var,
 )
 from tilewright.ir.forms.loops import Buffer, For, ForKind, Instruction, Memory, Operand, Stmt, Store
+from tilewright.ir.forms.tensor import Tensor
 from tilewright.lower.items import Item
 from tilewright.lower.nesting import alloc, unrolled
 from tilewright.tile_graph.algebra.nest import inline
@@ -56,6 +67,8 @@ class GroupStream(RegisterStream):
         super().__init__(kernel, warps, items)
         self.scores, self.sums = self._products(STREAM), self._products(COLUMN)
         products = {w.nest.tensor for w in (*self.scores, *self.sums)}
+        self.factors: dict[Tensor, Const] = {}  # that scores are multiplied by where they are read
+        self.scores = [self._unscaled(work) for work in self.scores]
         others = [w for w in self.loop.works() if w.nest.tensor not in products]
         self.late = {w.nest.tensor: Map(w.nest.tensor, w.nest.axes, w.nest.values[0])
                      for w in others if self._is_operand(w, others)}  # fmt: skip
@@ -72,6 +85,19 @@ class GroupStream(RegisterStream):
                        for w in self.scores}  # fmt: skip
         self.operands = {w.nest.tensor: Buffer(fresh("rows"), shape, self.form.operand, Memory.REGISTER)
                          for w in self.sums}  # fmt: skip
+
+    def _unscaled(self, work: Work) -> Work:
+        """Scores without the number that they are multiplied by: readers have better places for it."""
+        found = unscaled(work.nest.values[0]) if len(work.nest.values) == 1 else None
+        if found is None or work.nest.tensor.dtype is not dtypes.float32:
+            return work
+        self.factors[work.nest.tensor] = found[1]
+        return replace(work, nest=replace(work.nest, values=(found[0],)))
+
+    def _read(self, node: Load, spot: Spot) -> Expr | None:
+        found = super()._read(node, spot)
+        factor = self.factors.get(node.source) if isinstance(node.source, Tensor) else None
+        return found if found is None or factor is None else op("mul", found, factor)
 
     def _is_operand(self, work: Work, others: Sequence[Work]) -> bool:
         """Whether a map is nothing but the rows' operand of sums: it is computed when that may be overwritten."""

@@ -58,11 +58,13 @@ from tilewright.tile_graph.plan.form import COPIED, Hold, Tile
 
 PAIR = 8  # elements that a lane keeps of two fragments of sums beside each other
 _LOG2_E = 1.4426950408889634
+_INFINITY = float("inf")
+_LARGE = 1e18  # a factor below it leaves products with others of its kind finite
 _QUAD = (1, 2)  # distances of the lanes that share a row
 
 
 @dataclass(frozen=True)
-class _Spot:
+class Spot:
     """Elements of one kind that a lane keeps: the loops over them, where they are, and when that is inside."""
 
     kind: str
@@ -187,19 +189,19 @@ class RegisterStream:
                 buffer = Buffer(self.kernel.names.fresh("kept"), shape, tensor.dtype, Memory.REGISTER)
                 self.registers[tensor] = (kind, buffer)
 
-    def _spot(self, kind: str) -> _Spot:
+    def _spot(self, kind: str) -> Spot:
         i = Axis("i", self.fragments)
         a = self.form.a  # sixteen columns of sums lie as the rows' operand does
         if kind == ROW:
             half = Axis("half", 2)
             row = simplify(self.origin + var(i) * a.rows + self.lane // 4 + var(half) * 8)
-            return _Spot(kind, (i, half), (var(i), var(half)), var(half), {ROW: row})
+            return Spot(kind, (i, half), (var(i), var(half)), var(half), {ROW: row})
         wide = self.block if kind == STREAM else self.columns
         j, x = Axis("j", wide // a.columns), Axis("x", PAIR)
         row = simplify(self.origin + var(i) * a.rows + a.row(self.lane, var(x)))
         column = simplify(var(j) * a.columns + a.column(self.lane, var(x)))
         index = (var(i), var(j), var(x))
-        return _Spot(kind, (i, j, x), index, simplify(var(x) // 2 % 2), {ROW: row, kind: column})
+        return Spot(kind, (i, j, x), index, simplify(var(x) // 2 % 2), {ROW: row, kind: column})
 
     def _ranges(self, work: Work) -> dict[Axis, Range]:
         ranges = dict(zip(work.nest.axes, work.box, strict=True))
@@ -207,7 +209,7 @@ class RegisterStream:
             ranges[axis] = work.limits.get(axis, whole(extent_of(axis.extent)))
         return ranges
 
-    def _env(self, work: Work, spot: _Spot) -> tuple[dict[Axis, Expr], dict[str, Expr]]:
+    def _env(self, work: Work, spot: Spot) -> tuple[dict[Axis, Expr], dict[str, Expr]]:
         """Where the axes of a nest are at a spot, and by role when that is inside."""
         axes = (*(work.along or work.nest.axes), *work.nest.reduce_axes)
         env: dict[Axis, Expr] = {}
@@ -222,7 +224,7 @@ class RegisterStream:
                 inside[role] = simplify(lt(place, part.count))
         return env, inside
 
-    def _read(self, node: Load, spot: _Spot) -> Expr | None:
+    def _read(self, node: Load, spot: Spot) -> Expr | None:
         """A read of what is kept in registers."""
         if not isinstance(node.source, Tensor) or node.source not in self.registers:
             return None
@@ -233,7 +235,7 @@ class RegisterStream:
             raise InternalError(f"kernel '{self.kernel.plan.name}': '{node.source.name}' is not where it is read")
         return load(buffer, spot.index)
 
-    def _value(self, work: Work, value: Expr, spot: _Spot) -> Expr:
+    def _value(self, work: Work, value: Expr, spot: Spot) -> Expr:
         """An expression on what a lane keeps and what memory has; nothing is read outside."""
         here: dict[Expr, Expr] = {n: found for n in loads(value) if (found := self._read(n, spot)) is not None}
         env, inside = self._env(work, spot)
@@ -242,7 +244,7 @@ class RegisterStream:
         far = any(isinstance(n.source, Buffer) and n.source.memory is Memory.GLOBAL for n in loads(made))
         return select(all_of(conditions), made, const(0, made.dtype)) if far and conditions else made
 
-    def _stream_inside(self, work: Work, spot: _Spot) -> tuple[Expr, ...]:
+    def _stream_inside(self, work: Work, spot: Spot) -> tuple[Expr, ...]:
         _, inside = self._env(work, spot)
         return known_true_left_out([inside[STREAM]])
 
@@ -255,13 +257,14 @@ class RegisterStream:
         for tensor, value in zip(work.nest.stores, work.nest.values, strict=True):
             value = rewrite(value, as_power_of_two)
             made = self._value(work, self._rows_first(work, value, spot, body, own), spot)
+            made = rewrite(made, _of_one_factor)
             if tensor in self.registers:
                 body.extend(unrolled(spot.loops, (Store(self.registers[tensor][1], spot.index, made),)))
             else:
                 body.extend(self._stored(work, tensor, made, spot))
         return alloc(own, body)
 
-    def _rows_first(self, work: Work, value: Expr, spot: _Spot, body: list[Stmt], own: list[Buffer]) -> Expr:
+    def _rows_first(self, work: Work, value: Expr, spot: Spot, body: list[Stmt], own: list[Buffer]) -> Expr:
         """What is the same along a row is computed once, before all else."""
         if spot.kind == ROW:
             return value
@@ -288,7 +291,7 @@ class RegisterStream:
             return False
         return not any(self.roles.get(_own(work, a)) in (STREAM, COLUMN) for a in axes_of(node))
 
-    def _stored(self, work: Work, tensor: Tensor, value: Expr, spot: _Spot) -> tuple[Stmt, ...]:
+    def _stored(self, work: Work, tensor: Tensor, value: Expr, spot: Spot) -> tuple[Stmt, ...]:
         """To memory, two neighbours along the columns at a time where they lie beside each other."""
         env, inside = self._env(work, spot)
         conditions = known_true_left_out(list(inside.values()))
@@ -321,6 +324,7 @@ class RegisterStream:
         assert monoid is not None
         across, rows = self._spot(STREAM), self._spot(ROW)
         element = self._value(work, nest.elements[0], across)
+        element, factor = _factor_of_all(element, monoid)
         inside = self._stream_inside(work, across)
         if inside:
             element = select(all_of(inside), element, monoid.identity[0])
@@ -336,13 +340,15 @@ class RegisterStream:
             body.append(Instruction("shuffle_xor", (Operand(other, ()), Operand(total, ())), (const(distance),)))
             body.append(Store(total, (), _combined(monoid, load(total, ()), load(other, ()))))
         result: Expr = load(total, ())
+        if factor is not None:
+            result = op("mul", result, factor)
         if nest.initial:
             result = _combined(monoid, self._value(work, nest.initial[0], rows), result)
         body.append(Store(total, (), result))
         body.extend(self._results(work, total, (), rows))
         return unrolled(rows.loops, alloc([total, other], body))
 
-    def _results(self, work: Work, total: Buffer, index: tuple[Expr, ...], spot: _Spot) -> list[Stmt]:
+    def _results(self, work: Work, total: Buffer, index: tuple[Expr, ...], spot: Spot) -> list[Stmt]:
         """What a nest stores of a reduction that a lane has, into registers."""
         nest = work.nest
         monoid = nest.monoid
@@ -495,6 +501,43 @@ def as_power_of_two(node: Expr) -> Expr | None:
     if is_op(inner, "sub"):
         return op("exp2", op("sub", op("mul", inner.args[0], scale), op("mul", inner.args[1], scale)))
     return op("exp2", op("mul", inner, scale))
+
+
+def _of_one_factor(node: Expr) -> Expr | None:
+    """exp2(x c d - b) with one number for two: a multiply-add of what products leave."""
+    if not is_op(node, "exp2") or node.dtype is not dtypes.float32 or not is_op(node.args[0], "sub"):
+        return None
+    first, second = node.args[0].args
+    scaled = _scaled(first)
+    inner = None if scaled is None else _scaled(scaled[0])
+    if scaled is None or inner is None:
+        return None
+    both = const(float(scaled[1].value) * float(inner[1].value), node.dtype)
+    return op("exp2", op("sub", op("mul", inner[0], both), second))
+
+
+def _factor_of_all(element: Expr, monoid: Monoid) -> tuple[Expr, Const | None]:
+    """The largest of numbers times the same number is the largest of them times that: rounding keeps the order."""
+    scaled = _scaled(element) if monoid.operator in ("max", "min") else None
+    return (element, None) if scaled is None else scaled
+
+
+def _scaled(value: Expr) -> tuple[Expr, Const] | None:
+    """A value and the number above 0 that it is multiplied by; None where it is not."""
+    if not is_op(value, "mul") or value.dtype is not dtypes.float32:
+        return None
+    first, second = value.args
+    if isinstance(first, Const):
+        first, second = second, first
+    return (first, second) if isinstance(second, Const) and 0 < second.value < _LARGE else None
+
+
+def unscaled(value: Expr) -> tuple[Expr, Const] | None:
+    """The same, also of one that is -inf where a condition does not hold."""
+    if is_op(value, "select") and isinstance(value.args[2], Const) and value.args[2].value == -_INFINITY:
+        inner = _scaled(value.args[1])
+        return None if inner is None else (select(value.args[0], inner[0], value.args[2]), inner[1])
+    return _scaled(value)
 
 
 def _own(work: Work, axis: Axis) -> Axis:
