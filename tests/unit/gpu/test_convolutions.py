@@ -21,6 +21,7 @@ from tilewright.ir.forms.loops import Instruction, Kernel, Memory, Store, statem
 from tilewright.options import Options
 from tilewright.runtime import nvrtc
 from tilewright.target import machine
+from tilewright.tile_graph.plan.form import Tile
 
 Layer = dict[str, object]
 
@@ -176,3 +177,21 @@ def test_kernels_compile_without_spills(architecture: str, target: str) -> None:
         for kernel in products(compiled(name, target)):
             (resources,) = nvrtc.compile_to_cubin(source_of(kernel), architecture).resources.values()
             assert resources.spill_bytes == resources.stack_bytes == 0 and resources.registers <= 255
+
+
+def test_sides_of_odd_images_are_cut_evenly() -> None:
+    """Rows of products are whole fragments: of those that tiles of 33 x 33 places take, few are empty."""
+    shape = (32, 64, 33, 33)
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT16, shape)
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT16, shape)
+    weight = numpy_helper.from_array(np.ones((64, 64, 3, 3), np.float16), "w")
+    node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[2] * 4, dilations=[2, 2])
+    graph = helper.make_graph([node], "odd", [given], [result], [weight])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    plan = build(load(made, {}), machine("h200"), Options(target="h200", stop_after="plan")).plan
+    assert plan is not None
+    (kernel,) = [k for k in plan.kernels if any(x.instruction for x in k.leaves)]
+    (rows,) = [t.axes[0].extent for t in kernel.walk() if isinstance(t, Tile) and t.over == "warps"]
+    cut = dict(kernel.cut)
+    turns = -(-cut.get("o0", 32) * cut.get("o2", 33) * cut.get("o3", 33) // rows)
+    assert 32 * 33 * 33 / (kernel.tiles * turns * rows) > 0.8

@@ -205,3 +205,13 @@ def test_weights_of_a_pointwise_convolution_are_moved_in_packets() -> None:
     (name,) = re.findall(r"Global<const tw::half, 128, 64> (\w+)\(", text)
     copies = [line for line in text.splitlines() if f"{name}.at(" in line or f"{name}.apart(" in line]
     assert copies and all("copy_async<8>" in line for line in copies) and f"{name}(" not in text.split(");", 4)[-1]
+
+
+def test_boxes_that_seldom_begin_with_a_packet_do_without() -> None:
+    """Of images with an odd number of elements every eighth begins with a packet: four blocks would move all of them."""
+    options = Options(target="h200", stop_after="plan")
+    plan = build(load(chain((32, 37, 41, 37), HALF, (32, 37, 41, 37)), {}), machine("h200"), options).plan
+    assert plan is not None and "flat" not in plan_text(plan)
+    assert plan.kernels[0].tiles >= machine("h200").units
+    long = build(load(chain((8192, 1023), HALF, (8192, 1023)), {}), machine("h200"), options).plan
+    assert long is not None and "flat" in plan_text(long)

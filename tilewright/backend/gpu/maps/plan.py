@@ -106,20 +106,32 @@ def _flat_lanes(leaf: Leaf, nest: Nest, context: NestContext) -> int:
         return 1
     lanes = ROW_BYTES // nodes[0].dtype.bytes
     points = prod(extent_of(a.extent) for a in nest.axes)
-    return lanes if points >= lanes * busy_threads(context.target) else 1
+    if points < lanes * busy_threads(context.target):
+        return 1
+    # rows of an odd length begin with a packet so seldom that few boxes do: the device would wait for some blocks
+    most = extent_of(_first_long(nest).extent) // min(_flat_steps(nest, lanes))
+    return lanes if most >= context.target.units else 1
+
+
+def _first_long(nest: Nest) -> Axis:
+    """The axis that boxes of a flat map are cut along."""
+    return next(a for a in nest.axes if extent_of(a.extent) > 1)
+
+
+def _flat_steps(nest: Nest, lanes: int) -> set[int]:
+    """Sizes along it at which boxes begin with a packet."""
+    axis = _first_long(nest)
+    extent = extent_of(axis.extent)
+    inner = prod(extent_of(a.extent) for a in nest.axes[nest.axes.index(axis) + 1 :])
+    powers = (1 << n for n in range(extent.bit_length()))
+    return {extent} | {n for n in powers if n < extent and n * inner % lanes == 0}
 
 
 def flat_sizes(leaf: Leaf, nest: Nest) -> list[list[int]]:
     """Sizes of boxes along every axis of a flat map: whole rows, so many that a box begins with a packet."""
-    extents = [extent_of(a.extent) for a in nest.axes]
-    first = next(i for i, n in enumerate(extents) if n > 1)
-    sizes = {extents[first]}
-    size = 1
-    while size < extents[first]:
-        if size * prod(extents[first + 1 :]) % leaf.lanes == 0:
-            sizes.add(size)
-        size *= 2
-    return [sorted(sizes) if i == first else [n] for i, n in enumerate(extents)]
+    first = _first_long(nest)
+    sizes = sorted(_flat_steps(nest, leaf.lanes))
+    return [sizes if axis is first else [extent_of(axis.extent)] for axis in nest.axes]
 
 
 def stores_of(nest: Nest) -> list[Load]:

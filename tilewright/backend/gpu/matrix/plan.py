@@ -42,6 +42,8 @@ _LEAST_SUMMED = 16
 _LEAST_ANEW, _ANEW_OF_ROOT = 64, 5.0  # elements at least, and times the root of a sum's length
 _COMPUTED_BESIDE = 4  # elements whose computation takes as many registers as a copy
 _ROOM = 32 << 10  # bytes that what a block holds is counted in: ways beside tiles that hold about as much are the same
+_EVEN = 8  # sides of images that are multiples of it are cut by powers of two
+_PARTS, _LEAST_PART = (2, 3, 4), 4  # of others: into so many, each at least so long
 NEVER = 1e15  # cycles of what cannot be done
 
 
@@ -282,13 +284,20 @@ def matrix_sizes(nest: Nest, leaf: Leaf, axis: Axis) -> list[int]:
     side = sides.rows if axis in sides.rows.axes else sides.columns
     own = [a for a in side.axes if extent_of(a.extent) > 1]
     if axis is (own or side.axes)[-1]:
-        sizes = {n for n in (16, 32, 48, 64, 96, 128, 192, 256) if n < extent}
+        sizes = {n for n in (16, 32, 48, 64, 96, 128, 192, 256) if n < extent} | _even_parts(extent, own)
         return sorted(sizes | {extent}) if extent <= MOST_BLOCK else sorted(sizes)
     inner = prod(extent_of(a.extent) for a in side.axes[side.axes.index(axis) + 1 :])
     sizes = {1}
     while 2 * max(sizes) * inner <= 2 * MOST_BLOCK and 2 * max(sizes) < extent:
         sizes.add(2 * max(sizes))
-    return sorted(sizes | ({extent} if extent * inner <= MOST_BLOCK else set()))
+    return sorted(sizes | _even_parts(extent, own) | ({extent} if extent * inner <= MOST_BLOCK else set()))
+
+
+def _even_parts(extent: int, own: Sequence[Axis]) -> set[int]:
+    """Parts of an image's odd side that leave little over: 11 x 11 places of 33 x 33 fill 128 rows, 4 x 33 no 192."""
+    if len(own) < 2 or extent % _EVEN == 0:
+        return set()
+    return {-(-extent // count) for count in _PARTS if extent > count * _LEAST_PART}
 
 
 def with_warps(kernel: Tile, nests: Sequence[Nest], chosen: Mapping[str, Fragments], registers: str) -> Tile:
