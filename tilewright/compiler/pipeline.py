@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tilewright.backend import backend_for
+from tilewright.backend.protocol import Backend
 from tilewright.compiler.settling import Tuner, predicted, settle
 from tilewright.compiler.verifying import Verifier
 from tilewright.errors import InternalError, OptionError
@@ -149,7 +150,7 @@ def build(
         else:
             program = run("program", lambda: model)
         program = run("precision", set_precision, program, target, options.precision)
-        program = run("fold", _folded, program, target, backend.least_rows)
+        program = run("fold", _folded, program, backend)
         program = run("merge", partial(_merge, target=planned_for, options=options, memo=memo), program)
         program = run("algorithm", choose_algorithms, program, planned_for, *_predictors(planned_for, options, memo),
                       memo.splits, _sizes(options), _terms_predictor(planned_for, options, memo))  # fmt: skip
@@ -175,10 +176,9 @@ def build(
     )  # fmt: skip
 
 
-def _folded(program: Program, target: Target, least_rows: int) -> Program:
-    """Vectors of a CPU read a table as fast as they compare; a GPU's kernels leave out what it closes."""
-    folded = fold_constants(program, least_rows)
-    return folded if target.kind == "cpu" else compare_indices(folded)
+def _folded(program: Program, backend: Backend) -> Program:
+    folded = fold_constants(program, backend.least_rows)
+    return compare_indices(folded) if backend.compares_places else folded
 
 
 @contextmanager

@@ -153,6 +153,15 @@ class CudaPrinter(ExprPrinter):
                 return f"{name}.apart({', '.join(self.text(i) for i in (*near, *far))})"
         return f"{name}.at({', '.join(self.text(i) for i in operand.origin)})"
 
+    def _operation(self, node: Op, args: list[tuple[str, int]]) -> tuple[str, int]:
+        if node.op.name != "select" or node.dtype.name not in CUDA.computes_as or _may_be_outside(node):
+            return super()._operation(node, args)
+        # conversions are assembly, which the compiler would branch around
+        condition, *both = (self._in_compute_type(a, t)[0] for a, t in zip(node.args, args, strict=True))
+        wide = self.c_type(CUDA.computes_as[node.dtype.name])
+        text = f"tw::choose({condition}, {', '.join(f'static_cast<{wide}>({t})' for t in both)})"
+        return self._rounded(node, (text, PRIMARY))
+
     def _call(self, node: Op, name: str, args: list[tuple[str, int]]) -> tuple[str, int]:
         if node.op.name not in ("min", "max") or node.dtype.name not in CUDA.computes_as:
             return super()._call(node, name, args)
@@ -180,6 +189,11 @@ class CudaPrinter(ExprPrinter):
         if dtype.name in CUDA.computes_as:
             return f"{self.c_type(dtype)}({text})", PRIMARY
         return super().convert(dtype, text, precedence)
+
+
+def _may_be_outside(choice: Op) -> bool:
+    """Whether memory is read for what is chosen between, which may only be done where it is chosen."""
+    return any(n.source.memory is not Memory.REGISTER for n in loads(*choice.args[1:]))
 
 
 def _is_long(divisor: Const) -> bool:

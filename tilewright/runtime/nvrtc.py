@@ -25,6 +25,7 @@ _EXACT_FROM = 90  # from Hopper on, wgmma and the like need the architecture its
 _REPORT = "--ptxas-options=-v"
 # With a driver at hand NVRTC 13 keeps results of its own, and what it finds there comes without a report.
 _ANEW = "--no-cache"
+_LOSS = "Performance Loss"  # products that wait for each other, say
 _MESSAGE_LINES = 6
 
 
@@ -49,6 +50,7 @@ class Cubin:
 
     code: bytes
     resources: Mapping[str, Resources]
+    remarks: tuple[str, ...] = ()  # of the assembler, where it could not do what a kernel asks for: told when it runs
 
 
 def exact_architecture(capability: int) -> str:
@@ -60,7 +62,7 @@ def compile_to_cubin(source: str, arch: str = "sm_90a", options: Sequence[str] =
     """Machine code for exactly this architecture; the text may include our header."""
     anew = [_ANEW] if int(version().partition(".")[0]) >= 13 else []
     code, log = _compile(source, [f"--gpu-architecture={arch}", _REPORT, *anew, *options], "CUBIN")
-    return Cubin(code, parse_report(log))
+    return Cubin(code, parse_report(log), tuple(line for line in log.splitlines() if _LOSS in line))
 
 
 def compile_to_ptx(source: str, arch: str = "sm_90", options: Sequence[str] = DEFAULT_OPTIONS) -> str:

@@ -208,7 +208,7 @@ def test_weights_of_a_pointwise_convolution_are_moved_in_packets() -> None:
 
 
 def test_boxes_that_seldom_begin_with_a_packet_do_without() -> None:
-    """Of images with an odd number of elements every eighth begins with a packet: four blocks would move all of them."""
+    """Every eighth of images with an odd number of elements begins with a packet: four blocks would move all."""
     options = Options(target="h200", stop_after="plan")
     plan = build(load(chain((32, 37, 41, 37), HALF, (32, 37, 41, 37)), {}), machine("h200"), options).plan
     assert plan is not None and "flat" not in plan_text(plan)

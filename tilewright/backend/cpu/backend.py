@@ -50,6 +50,7 @@ class CpuBackend:
     flushes_denormals = True
     other_algorithms = True
     streams_in_registers = False
+    compares_places = False
     least_rows = 1
     stream_worth = 1.0
 

@@ -47,6 +47,7 @@ class GpuBackend:
     other_algorithms = False
     # more blocks run at a time where each holds less, which the model does not see
     streams_in_registers = True
+    compares_places = True
     least_rows = LEAST_ROWS
     stream_worth = 1.1
 

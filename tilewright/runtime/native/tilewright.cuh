@@ -429,6 +429,8 @@ TW_IN_REGISTERS(wgmma_kept_bfloat16, bfloat16, "k16.f32.bf16.bf16")
 
 namespace tw {
 
+TW_FN float choose(bool first, float a, float b) { return first ? a : b; }  // of two that are both computed
+
 // ---- scalar functions; min and max hand on NaN, integer division floors, as in NumPy
 
 template <class T> TW_FN T minimum(T a, T b) { return a < b || a != a ? a : b; }

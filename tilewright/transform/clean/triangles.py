@@ -35,8 +35,9 @@ _COMPARED = ("le", "lt")
 
 
 def compare_indices(program: Program) -> Program:
-    tables = {t: found for t, array in program.constants.items() if (found := _triangle(array)) is not None}
-    lines = {t: found for t, array in program.constants.items() if (found := _line(t, array)) is not None}
+    given = program.constants.items()
+    tables = {t: table for t, array in given if (table := _triangle(array)) is not None}
+    lines = {t: line for t, array in given if (line := _line(t, array)) is not None}
     known: dict[Tensor, Map] = {}  # conditions on places alone
 
     def opened(node: Expr) -> Expr | None:
@@ -81,8 +82,8 @@ class _Triangle:
 def _triangle(array: np.ndarray) -> _Triangle | None:
     if array.ndim < 2 or array.size < _LEAST or prod(array.shape[:-2]) != 1:
         return None
-    table = array.reshape(array.shape[-2:])
-    rows, columns = table.shape
+    rows, columns = int(array.shape[-2]), int(array.shape[-1])
+    table = array.reshape(rows, columns)
     near, far = table[-1, 0], table[0, -1]
     if near == far or near != near or far != far:
         return None

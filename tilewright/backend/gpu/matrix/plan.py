@@ -283,19 +283,21 @@ def matrix_sizes(nest: Nest, leaf: Leaf, axis: Axis) -> list[int]:
         return [1]
     side = sides.rows if axis in sides.rows.axes else sides.columns
     own = [a for a in side.axes if extent_of(a.extent) > 1]
+    # results are stored in packets along the vector's axis, and begin with one
+    even = _even_parts(extent) if len(own) > 1 and nest.axis_names()[axis] != leaf.vector else set[int]()
     if axis is (own or side.axes)[-1]:
-        sizes = {n for n in (16, 32, 48, 64, 96, 128, 192, 256) if n < extent} | _even_parts(extent, own)
+        sizes = {n for n in (16, 32, 48, 64, 96, 128, 192, 256) if n < extent} | even
         return sorted(sizes | {extent}) if extent <= MOST_BLOCK else sorted(sizes)
     inner = prod(extent_of(a.extent) for a in side.axes[side.axes.index(axis) + 1 :])
     sizes = {1}
     while 2 * max(sizes) * inner <= 2 * MOST_BLOCK and 2 * max(sizes) < extent:
         sizes.add(2 * max(sizes))
-    return sorted(sizes | _even_parts(extent, own) | ({extent} if extent * inner <= MOST_BLOCK else set()))
+    return sorted(sizes | even | ({extent} if extent * inner <= MOST_BLOCK else set()))
 
 
-def _even_parts(extent: int, own: Sequence[Axis]) -> set[int]:
+def _even_parts(extent: int) -> set[int]:
     """Parts of an image's odd side that leave little over: 11 x 11 places of 33 x 33 fill 128 rows, 4 x 33 no 192."""
-    if len(own) < 2 or extent % _EVEN == 0:
+    if extent % _EVEN == 0:
         return set()
     return {-(-extent // count) for count in _PARTS if extent > count * _LEAST_PART}
 

@@ -174,10 +174,12 @@ class GroupStream(RegisterStream):
         ]
 
     def _ready(self, block: Expr) -> list[Stmt]:
-        """Operands of a block's sums are where they are read from. The wait for the sums before stands first in a turn
-        and not last in the one before: an assembler moves it up as far as it can, to before what should run meanwhile,
-        but into no other turn."""
-        return [*self._done(), *self._rows(block), wait(0), Instruction("async_fence", ()), sync()]
+        """Operands of a block's sums are where they are read from, and what was summed up has followed what threads
+        found. The wait for the sums before stands first in a turn and not last in the one before: an assembler moves it
+        up as far as it can, to before what should run meanwhile, but into no other turn. And it lets products wait for
+        each other if sums of any of them are touched while some are under way."""
+        followed = self._followed(block)
+        return [*self._done(), *self._rows(block), *followed, wait(0), Instruction("async_fence", ()), sync()]
 
     def _at(self, work: Work, block: Expr, is_whole: bool = False) -> Work:
         """A work of the loop at one of its parts; conditions that always hold where it is seen whole are left out."""
@@ -215,14 +217,18 @@ class GroupStream(RegisterStream):
             made.extend(unrolled(spot.loops, self._results(self._at(work, block, is_whole), total, spot.index, spot)))
         return [*made, *(s for work in self.others for s in self._work(self._at(work, block, is_whole)))]
 
-    def _summed(self, block: Expr) -> list[Stmt]:
-        """Sums with a block are under way, after what was summed up has followed what threads found."""
+    def _followed(self, block: Expr) -> list[Stmt]:
+        """What was summed up before a block follows what threads found in it."""
         made: list[Stmt] = []
         for work in self.sums:
-            spot, total = self._spot(COLUMN), self._state(work)
+            spot = self._spot(COLUMN)
             first = self._value(self._at(work, block), work.nest.initial[0], spot)
-            made.extend(unrolled(spot.loops, (Store(total, spot.index, first),)))
-        made.append(Instruction("wgmma_fence", ()))
+            made.extend(unrolled(spot.loops, (Store(self._state(work), spot.index, first),)))
+        return made
+
+    def _summed(self, block: Expr) -> list[Stmt]:
+        """Sums with a block are under way."""
+        made: list[Stmt] = [Instruction("wgmma_fence", ())]
         for work in self.sums:
             contract, operand = self._group(work), self.operands[work.nest.tensor]
             for step in range(contract.step // self.form.depth):
@@ -277,5 +283,5 @@ def _count(buffer: Buffer) -> int:
 
 def stream_form(warps: Tile) -> type[RegisterStream]:
     """How a Tile over warps with a stream inside is lowered: each warp by itself, or four as one."""
-    forms = [FORMS[leaf.instruction] for leaf in warps.leaves if leaf.instruction in FORMS]
+    forms = [FORMS[leaf.instruction or ""] for leaf in warps.leaves if leaf.instruction in FORMS]
     return GroupStream if forms[0].warps > 1 else RegisterStream

@@ -162,8 +162,8 @@ def fragments_of(
             continue
         if made.shared > target.tile_level.capacity:
             continue
-        walked = _mean_trips(form, made, trips) if made.in_groups else trips
-        busy, alone = (_group_cycles if made.in_groups else _cycles)(form, made, walked, target)
+        busy, alone = (_group_cycles(form, made, _mean_trips(form, made, trips), target) if made.in_groups
+                       else _cycles(form, made, trips, target))  # fmt: skip
         resident = max(1, min(target.tile_level.capacity // made.shared, target.resident_threads // threads,
                               target.register_file // (made.registers * threads)))  # fmt: skip
         time = float(seconds(busy, alone, resident, tiles, target)) * (_UNMEASURED if made.in_groups else 1.0)

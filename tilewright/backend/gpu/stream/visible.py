@@ -112,7 +112,8 @@ def _adds_nothing(nest: Nest, behind: Expr, nests: Sequence[Nest], stream: Strea
             return False
         element = inline(reducer.elements[0], maps)
         for sample in _SAMPLES:
-            given = {n: behind if n.source is nest.tensor else const(sample, n.dtype) for n in loads(element)}
+            given: dict[Expr, Expr] = {n: behind if n.source is nest.tensor else const(sample, n.dtype)
+                                       for n in loads(element)}  # fmt: skip
             alone = replace_nodes(element, given)
             if axes_of(alone) or not _is_nothing(alone, monoid):
                 return False
