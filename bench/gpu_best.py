@@ -48,7 +48,8 @@ _MORE: tuple[Shape, ...] = (
     (1024, 256, 1024, 1, False), (512, 768, 3072, 1, False), (784, 384, 384, 1, False), (256, 512, 1024, 1, True),
 )  # fmt: skip
 # heads, rows, columns of attention; rows and their length of what works on rows
-_ATTENTIONS = ((12, 384, 64), (12, 128, 64), (12, 197, 64), (768, 49, 32))
+_ATTENTIONS = ((12, 384, 64), (12, 128, 64), (12, 197, 64), (768, 49, 32), (12, 1500, 64), (16, 1000, 80),
+               (12, 4096, 64))  # fmt: skip
 _ROWS = (("softmax", 384, 3072), ("softmax", 4608, 384), ("norm", 384, 768), ("norm", 3136, 96), ("sum", 4096, 1024),
          ("chain", 384, 3072), ("chain", 4096, 4096))  # fmt: skip
 
