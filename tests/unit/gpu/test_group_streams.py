@@ -15,6 +15,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from bench.gpu_attention import model_of
 from tests.gpu_launch import grid_of, source_of
 from tests.gpu_stages import graph
+from tests.plans import map_tiles
 from tests.unit.gpu.test_register_streams import (
     HALF,
     Made,
@@ -26,6 +27,7 @@ from tests.unit.gpu.test_register_streams import (
 )
 from tilewright.backend import backend_for
 from tilewright.backend.gpu.kernel.shared_arena import place_shared
+from tilewright.errors import InternalError
 from tilewright.frontend.onnx.model import load
 from tilewright.intrinsics.gpu import MEANINGS
 from tilewright.ir.forms.loops import Kernel
@@ -40,6 +42,7 @@ from tilewright.runtime.emulator import EmulatedModule
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target, machine
 from tilewright.tile_graph.check.kernels import check_plan
+from tilewright.tile_graph.plan.form import Plan
 from tilewright.tile_graph.plan.text import plan_text
 from tilewright.transform.clean.fold import fold_constants
 from tilewright.transform.clean.triangles import compare_indices
@@ -139,6 +142,19 @@ def test_what_rows_do_not_see_is_not_walked() -> None:
     assert not made("causal").program.constants
     other = made("odd_causal").plan.kernels[0].stream
     assert other is not None and other.until == 40 and made("biased").plan.kernels[0].stream.until is None
+
+
+def test_plans_that_leave_out_what_rows_see_are_refused() -> None:
+    """By the grammar where it makes no sense, by the lowering where nothing in the kernel says it."""
+
+    def seeing(until: int) -> Plan:
+        return map_tiles(plan, lambda t: replace(t, until=until) if any(h.mode == "carry" for h in t.holds) else t)
+
+    target, program, plan = grouped(), made("several").program, made("several").plan
+    with pytest.raises(InternalError, match="rows that see up to -1 behind"):
+        check_plan(seeing(-1), program, target)
+    with pytest.raises(InternalError, match="its rows see more than 3 places behind them"):
+        lower_program(program, seeing(3), backend_for(target).lower_kernel)
 
 
 @pytest.mark.parametrize("name", ("causal", "odd_causal"))
