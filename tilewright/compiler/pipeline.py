@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from tilewright.backend import backend_for
 from tilewright.backend.protocol import Backend
+from tilewright.compiler.controlled import linked, places, refuse_edits
 from tilewright.compiler.settling import Tuner, predicted, settle
 from tilewright.compiler.verifying import Verifier
 from tilewright.errors import InternalError, OptionError
@@ -22,7 +23,9 @@ from tilewright.ir.forms.dtypes import DType
 from tilewright.ir.forms.graph import Graph
 from tilewright.ir.forms.loops import Call, LoopProgram
 from tilewright.ir.text import parse, text
+from tilewright.lower.parts import has_regions
 from tilewright.lower.program import lower_program
+from tilewright.lower.regions import Lowered
 from tilewright.ops import lower
 from tilewright.options import Options
 from tilewright.schedule.batches import Batches
@@ -41,6 +44,7 @@ from tilewright.transform.layout.staging import stage_operands
 from tilewright.transform.merge.horizontal import merge_alike
 from tilewright.transform.precision.choose import set_precision
 from tilewright.transform.recurrence.reroll import reroll
+from tilewright.transform.recurrence.updates import update_in_place
 
 
 @dataclass
@@ -63,7 +67,7 @@ class Stages:
         start = time.perf_counter()
         edited = dict(self.options.overrides).get(name)
         result = stage(*inputs) if edited is None else _edited(name, Path(edited), stage, inputs, self.target)
-        self.seconds[name] = time.perf_counter() - start
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
         self.results[name] = result
         if not any(result is given for given in inputs):
             _verify(result, inputs, self.target)
@@ -89,6 +93,14 @@ class Port(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Part:
+    """What is compiled by itself of a model with control flow that data decide, and where it runs, in words."""
+
+    place: str
+    artifact: Artifact
+
+
+@dataclass(frozen=True)
 class Artifact:
     """Everything a compilation made."""
 
@@ -103,13 +115,14 @@ class Artifact:
     outputs: tuple[Port, ...]
     stage_seconds: dict[str, float]
     effort: str = "full"
+    parts: tuple[Part, ...] = ()  # where data decide what runs
     texts: Mapping[str, str] | None = None  # of a saved model, by file, where they are known already
-    parts: int = 1  # of a batch, that follow each other; all forms are of one of them
+    batches: int = 1  # that follow each other; all forms are of one of them
 
     @property
     def calls(self) -> tuple[Call, ...]:
         """Kernel calls of one run, in order."""
-        return self.loops.calls * self.parts if self.loops is not None else ()
+        return self.loops.calls * self.batches if self.loops is not None else ()
 
 
 STAGES = (
@@ -146,9 +159,11 @@ def build(
     # machine code is begun as soon as there is text, and what has begun is over when the stages are
     with suppress(Stopped), uncollected(), backend.early(target, options) as early:
         if isinstance(model, Graph):
-            program = run("program", lower, run("graph", lambda: model))
+            program = run("program", partial(lower, regions=backend.runs_regions), run("graph", lambda: model))
         else:
             program = run("program", lambda: model)
+        if has_regions(program):
+            return _in_parts(model, program, stages, target, options, memo, early, check)
         program = run("precision", set_precision, program, target, options.precision)
         program = run("fold", _folded, program, backend)
         program = run("merge", partial(_merge, target=planned_for, options=options, memo=memo), program)
@@ -163,6 +178,50 @@ def build(
         sources = run("source", partial(backend.render, early=early), loops, target)
         load = partial(backend.load, early=early, blocks=None if batches is None else batches.blocks)
         run("machine", load, sources, loops, program, plan, target, options)
+    return _artifact(model, stages, target, options, batches)
+
+
+def _in_parts(
+    model: Graph | Program, program: Program, stages: Stages, target: Target, options: Options, memo: Memo, early: Any,
+    check: Callable[[LoopProgram, Plan], None] | None,
+) -> Artifact:  # fmt: skip
+    """A Program with control flow that data decide: what is between is planned by itself."""
+    refuse_edits(bool(options.overrides))
+    program = update_in_place(program)
+    verify.verify_program(program)
+    stop = options.stop_after if options.stop_after in STAGES[: STAGES.index("loops")] else "loops"
+
+    made: list[Artifact] = []
+
+    def plan_part(part: Program, number: int) -> Lowered | None:
+        folder = None if options.dump is None else options.dump / f"part-{number}"
+        found = build(part, target, replace(options, stop_after=stop, dump=folder, tune=None), memo=memo)
+        for name, seconds in found.stage_seconds.items():
+            stages.seconds[name] = stages.seconds.get(name, 0.0) + seconds
+        made.append(found)
+        if found.program is None or found.plan is None or found.loops is None:
+            return None
+        return Lowered(found.program, found.plan, found.loops)
+
+    whole = linked(program, plan_part)
+    if whole is not None:
+        backend = backend_for(target)
+        made = [replace(part, loops=loops) for part, loops in zip(made, whole.parts, strict=True)]
+        stages.results.update({"layout": whole.program, "plan": whole.plan})
+        with suppress(Stopped):
+            loops = stages.run("loops", lambda: whole.loops)
+            if check is not None:
+                check(loops, whole.plan)
+            sources = stages.run("source", partial(backend.render, early=early), loops, target)
+            stages.run("machine", partial(backend.load, early=early), sources, loops, whole.program, whole.plan, target,
+                       options)  # fmt: skip
+    parts = tuple(Part(place, part) for place, part in zip(places(program), made, strict=True))
+    return replace(_artifact(model, stages, target, options), parts=parts)
+
+
+def _artifact(
+    model: Graph | Program, stages: Stages, target: Target, options: Options, batches: Batches | None = None
+) -> Artifact:
     done = stages.results
     programs = ("layout", "staging", "algorithm", "merge", "fold", "precision", "program")
     last: Program | None = next((done[name] for name in programs if name in done), None)
@@ -172,7 +231,7 @@ def build(
         done.get("machine"),
         _ports(last.inputs, last.input_names, batches) if last else (),
         _ports(last.outputs, last.output_names, batches) if last else (),
-        stages.seconds, options.effort, parts=1 if batches is None else batches.parts,
+        stages.seconds, options.effort, batches=1 if batches is None else batches.parts,
     )  # fmt: skip
 
 

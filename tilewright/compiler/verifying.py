@@ -19,7 +19,7 @@ import numpy as np
 from tilewright.errors import InternalError
 from tilewright.intrinsics import cpu, gpu
 from tilewright.ir.forms import dtypes
-from tilewright.ir.forms.compute import Compute, Program, Reduce, Scan
+from tilewright.ir.forms.compute import Compute, Program, Reduce, Region, Scan
 from tilewright.ir.forms.loops import LoopProgram
 from tilewright.ir.forms.tensor import Layout, Tensor, elements
 from tilewright.ir.meaning.instruct import INSTRUCTIONS
@@ -55,6 +55,8 @@ class Verifier:
         self._tolerance = TOLERANCE
 
     def check(self, stage: str, result: Any) -> None:
+        if isinstance(result, Program) and any(isinstance(c, Region) for c in result.computes):
+            return  # random inputs may never end it: its parts are looked at one by one
         if isinstance(result, Program):
             if self._program is None:
                 self._begin(result)

@@ -43,6 +43,7 @@ def in_parts(
     compile_part: CompilePart,
 ) -> StagedModel:  # fmt: skip
     """A model of known shapes that has to run in parts; the reason where that would not help."""
+    from tilewright.frontend.long_loops import in_pieces
     from tilewright.frontend.onnx.model import load, ports
 
     is_loop = isinstance(reason.node, Node) and reason.node.op == "Loop" and not reason.node.domain
@@ -55,7 +56,7 @@ def in_parts(
         outputs = [Border(name, is_checked=False) for name in graph.outputs]
     else:
         outputs = list(map(_border, ports(source, shapes)[1]))
-    return StagedModel(name_of(source), graph, _takes(graph), outputs, tools_for(options, compile_part))
+    return StagedModel(name_of(source), in_pieces(graph), _takes(graph), outputs, tools_for(options, compile_part))
 
 
 def _takes(graph: Graph) -> list[Border]:

@@ -1,5 +1,5 @@
-"""Loops of very many steps as loops of loops: the inner ones become native code in one piece, the outer one runs them
-step by step."""
+"""Loops of very many steps as loops of loops, for targets whose driver follows no loops: the inner ones become native
+code in one piece, the outer one runs them step by step."""
 
 from __future__ import annotations
 

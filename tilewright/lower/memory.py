@@ -71,6 +71,14 @@ def arena(loops: LoopProgram) -> tuple[dict[str, int], int]:
             if name in sizes:
                 first.setdefault(name, number)
                 last[name] = number
+    for jump in loops.jumps:
+        if jump.condition in first:
+            last[jump.condition] = max(last[jump.condition], jump.at)
+    # what comes into a loop from outside is there for every turn of it
+    for jump in sorted((j for j in loops.jumps if j.target < j.at), key=lambda j: j.at - j.target):
+        for name in first:
+            if first[name] < jump.target <= last[name]:
+                last[name] = max(last[name], jump.at - 1)
     offsets, total = place(Lifetime(n, sizes[n], first[n], last[n]) for n in sizes if n in first)
     return offsets, total  # type: ignore[return-value]
 

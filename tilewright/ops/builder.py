@@ -52,7 +52,9 @@ FOLDED_GROWTH = 8
 class Builder:
     """Collects the computes and constants of a Program while its operators are lowered one by one."""
 
-    def __init__(self) -> None:
+    def __init__(self, regions: bool = False) -> None:
+        """With `regions`, data may end loops and choose branches; without, all steps and both branches are computed."""
+        self.regions = regions
         self.computes: list[Compute] = []
         self.constants: dict[Tensor, np.ndarray] = {}
         self._shared: dict[tuple[Any, ...], Tensor] = {}

@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewright.errors import BorderError, CutError, ModelError, UndecidedError, UnsupportedError
 from tilewright.ir.forms.bounds import fixed
-from tilewright.ir.forms.compute import Compute, Program, Scan, expressions, reads
+from tilewright.ir.forms.compute import Compute, Program, Region, Scan, expressions, reads
 from tilewright.ir.forms.expr import Const, Expr, Load, Var, is_op
 from tilewright.ir.forms.graph import ASKED, Form, Graph, Node, Part, item_name, read_by
 from tilewright.ir.forms.tensor import Tensor
@@ -23,11 +23,12 @@ from tilewright.ops.steps import control
 from tilewright.ops.steps.control import Scope
 
 
-def lower(graph: Graph) -> Program:
-    """The tensor expressions of a Graph, shape computations and other constants already evaluated."""
+def lower(graph: Graph, regions: bool = False) -> Program:
+    """The tensor expressions of a Graph, shape computations and other constants already evaluated. With `regions` the
+    target runs loops that data end, and branches."""
     if graph.part is not None and graph.part.rooms:
         return lower_open(graph, _lower_settled)[0]
-    return _lower_settled(graph)
+    return _lower_settled(graph, regions)
 
 
 def output_forms(graph: Graph) -> Mapping[str, tuple[Form, ...]]:
@@ -35,8 +36,8 @@ def output_forms(graph: Graph) -> Mapping[str, tuple[Form, ...]]:
     return lower_open(graph, _lower_settled)[1]
 
 
-def _lower_settled(graph: Graph) -> Program:
-    b = Builder()
+def _lower_settled(graph: Graph, regions: bool = False) -> Program:
+    b = Builder(regions)
     part = graph.part or Part()
     inputs = []
     for value in graph.inputs:
@@ -79,7 +80,9 @@ def _lower_settled(graph: Graph) -> Program:
 def _check_reads(compute: Compute) -> None:
     """No element beside a tensor is read: the last guard, behind the operators' own checks of shapes. Looked at are the
     plain indices outside of conditions."""
-    for part in compute.body if isinstance(compute, Scan) else ():
+    inner = compute.body if isinstance(compute, Scan) else ()
+    inner = tuple(c for p in compute.branches for c in p.computes) if isinstance(compute, Region) else inner
+    for part in inner:
         _check_reads(part)
     waiting = list(expressions(compute))
     seen: set[Expr] = set()

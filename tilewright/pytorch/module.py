@@ -16,9 +16,8 @@ from torch.utils import _pytree as pytree
 from tilewright.calls.progress import log_compiled
 from tilewright.errors import InputError, ModelError, OptionError
 from tilewright.frontend.pytorch.aliases import overlap_groups, overlapping
-from tilewright.frontend.pytorch.exported import Cut, Exported, export
+from tilewright.frontend.pytorch.exported import Exported, export
 from tilewright.pytorch.calls import Build, Callee, TensorCall
-from tilewright.pytorch.partition import CutCall
 
 MOST_SHAPES = 16  # models kept at once; the oldest goes first
 
@@ -28,7 +27,7 @@ class Entry:
     """The module compiled for one set of shapes."""
 
     exported: Exported
-    call: TensorCall | CutCall | None  # None where nothing is computed
+    call: TensorCall | None  # None where nothing is computed
     versions: tuple[tuple[torch.Tensor, int], ...]  # of the parameters whose values were compiled in
 
     @property
@@ -104,10 +103,6 @@ class CompiledModule:
         entry = self._find(leaves, structure, args, named)
         if entry.call is None:
             raise InputError("the module computes nothing")
-        if isinstance(entry.call, CutCall):
-            raise InputError(
-                "the module is several models, with a loop that data end; profile its bodies by themselves"
-            )
         return entry.call.model.profile(*[p.tensor(leaves, ()) for p in entry.exported.inputs], repeat=repeat)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -236,8 +231,6 @@ def _check_apart(exported: Exported, leaves: Sequence[Any]) -> None:
 
 def _compiled(exported: Exported, build: Build) -> Entry:
     versions = tuple((t, t._version) for t in exported.constants if not t.is_inference())
-    if isinstance(exported.graph, Cut):
-        return Entry(exported, CutCall(exported.graph, build), versions)
     call = TensorCall(build(exported.graph)) if exported.graph.outputs else None
     return Entry(exported, call, versions)
 

@@ -15,11 +15,9 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from tilewright.errors import UnsupportedError
 from tilewright.frontend.pytorch.aliases import laid_out, shared_outputs
-from tilewright.frontend.pytorch.exported import Cut
-from tilewright.frontend.pytorch.fx import Parts, is_check, make_graph, missing_text, uncovered, why_uncovered
-from tilewright.frontend.pytorch.higher_order import UncountedError, bodies, is_control, is_loop, operands, returned
-from tilewright.ir.forms.graph import Graph
-from tilewright.pytorch.calls import Build, Callee, TensorCall
+from tilewright.frontend.pytorch.fx import Parts, is_check, make_graph, uncovered, why_uncovered
+from tilewright.frontend.pytorch.higher_order import is_control, is_loop, operands, returned
+from tilewright.pytorch.calls import Build, TensorCall
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 Constants = Mapping[fx.Node, np.ndarray]
@@ -72,8 +70,6 @@ def _compiled(module: fx.GraphModule, constants: Constants, build: Build, tell: 
     if not missing:
         try:
             return _whole(module, constants, build)
-        except UncountedError:
-            missing = {}  # loops that data end: their bodies are compiled
         except UnsupportedError:
             missing = _alone(nodes, build)
     if missing:
@@ -83,33 +79,7 @@ def _compiled(module: fx.GraphModule, constants: Constants, build: Build, tell: 
     apart = refused | {n for n in nodes if is_control(n)}
     apart |= {n for n in nodes if n.target is operator.getitem and n.args[0] in apart}
     controls = {n.name for n in nodes if is_control(n) and n not in refused}
-    return _mixed(module, constants, apart, controls, build, tell)
-
-
-class CutCall:
-    """A module that one Graph cannot be, as several models called in turn; nothing of it is left to PyTorch."""
-
-    def __init__(self, cut: Cut, build: Build) -> None:
-        self.models: list[Callee] = []
-
-        def kept(graph: Graph) -> Callee:
-            self.models.append(build(graph))
-            return self.models[-1]
-
-        def refuse(missing: Mapping[str, Sequence[fx.Node]]) -> None:
-            raise UnsupportedError(missing_text(missing))
-
-        self._run = compile_parts(cut.module, cut.arrays, kept, refuse)
-        self._cut = cut
-        self._count = sum(n.op == "placeholder" for n in cut.module.graph.nodes)
-
-    def __call__(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        args: list[Any] = [None] * self._count
-        for place, tensor in self._cut.tensors.items():
-            args[place] = tensor
-        for place, tensor in zip(self._cut.inputs, tensors, strict=True):
-            args[place] = tensor
-        return self._run(args)
+    return _mixed(module, constants, apart, controls, build)
 
 
 def _alone(nodes: Sequence[fx.Node], build: Build) -> dict[str, list[fx.Node]]:
@@ -206,7 +176,7 @@ class _Part(torch.nn.Module):
 
 
 def _mixed(
-    module: fx.GraphModule, constants: Constants, apart: set[fx.Node], controls: set[str], build: Build, tell: Tell
+    module: fx.GraphModule, constants: Constants, apart: set[fx.Node], controls: set[str], build: Build
 ) -> Run:
     """Parts compiled one by one, with PyTorch in between. `apart` belong to no part; of these, `controls` are names of
     branches and loops, which are compiled by themselves."""
@@ -221,7 +191,7 @@ def _mixed(
             if compiled is not None:
                 fused.set_submodule(str(node.target), compiled)
         elif node.name in controls:
-            _replace_control(fused, node, values, build, tell)
+            _replace_control(fused, node, values, build)
         elif node.target is torch.ops.aten.view.default:
             node.target = torch.ops.aten.reshape.default  # what we return is contiguous, whatever PyTorch expects
     fused.graph.eliminate_dead_code()  # bodies that nothing names any more
@@ -229,21 +199,13 @@ def _mixed(
     return lambda args: fused(*args)
 
 
-def _replace_control(
-    fused: fx.GraphModule, node: fx.Node, values: Mapping[str, np.ndarray], build: Build, tell: Tell
-) -> None:
-    """A branch or a loop as a model of its own; a loop that data end as its two bodies, called in turn."""
-    given = operands(node)
+def _replace_control(fused: fx.GraphModule, node: fx.Node, values: Mapping[str, np.ndarray], build: Build) -> None:
+    """A branch or a loop as a model of its own."""
     try:
-        compiled: torch.nn.Module = _control(node, values, build)
-    except UncountedError:
-        make = _while if is_loop(node) else _branch
-        compiled = make(node, [values.get(x.name) for x in given], build, tell)
+        compiled = _control(node, values, build)
     except UnsupportedError:
         return
-    inputs = given if is_loop(node) else [n for n in node.all_input_nodes if n.op != "get_attr"]
-    if isinstance(compiled, _Branch):
-        inputs = [node.args[0], *given]
+    inputs = operands(node) if is_loop(node) else [n for n in node.all_input_nodes if n.op != "get_attr"]
     name = f"tilewright_{node.name}"
     fused.add_submodule(name, compiled)
     with fused.graph.inserting_before(node):
@@ -271,51 +233,6 @@ class _Control(torch.nn.Module):
 
     def forward(self, *args: Any) -> Any:
         return dict(zip(self.results, self.call([args[p] for p in self.places]), strict=True))
-
-
-class _While(torch.nn.Module):
-    """A loop that data end: condition and body compiled, called in turn."""
-
-    def __init__(self, condition: Run, body: Run, carried: int) -> None:
-        super().__init__()
-        self.condition, self.body, self.carried = condition, body, carried
-
-    def forward(self, *args: Any) -> Any:
-        # a copy, since what comes out of a loop of no steps may not be what went in
-        state, others = [x.clone() for x in args[: self.carried]], args[self.carried :]
-        while self.condition([*state, *others])[0].item():
-            state = list(self.body([*state, *others]))
-        return state
-
-
-class _Branch(torch.nn.Module):
-    """A branch with a loop in it that data end: both bodies compiled, one called."""
-
-    def __init__(self, then: Run, otherwise: Run) -> None:
-        super().__init__()
-        self.then, self.otherwise = then, otherwise
-
-    def forward(self, condition: torch.Tensor, *args: Any) -> Any:
-        return (self.then if condition.item() else self.otherwise)(args)
-
-
-def _branch(node: fx.Node, values: Sequence[np.ndarray | None], build: Build, tell: Tell) -> _Branch:
-    runs = []
-    for body in map(copied, bodies(node)):
-        placeholders = [n for n in body.graph.nodes if n.op == "placeholder"]
-        known = {p: v for p, v in zip(placeholders, values, strict=True) if v is not None}
-        runs.append(compile_parts(body, known, build, tell))
-    return _Branch(*runs)
-
-
-def _while(node: fx.Node, values: Sequence[np.ndarray | None], build: Build, tell: Tell) -> _While:
-    carried = len(node.args[2])  # type: ignore[arg-type]
-    runs = []
-    for body in map(copied, bodies(node)):
-        placeholders = [n for n in body.graph.nodes if n.op == "placeholder"]
-        known = zip(placeholders[carried:], values[carried:], strict=True)
-        runs.append(compile_parts(body, {p: v for p, v in known if v is not None}, build, tell))
-    return _While(runs[0], runs[1], carried)
 
 
 def _part(call: fx.Node, part: fx.GraphModule, values: Mapping[str, np.ndarray], build: Build) -> _Part | None:

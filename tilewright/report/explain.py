@@ -46,7 +46,7 @@ def _header(facts: dict[str, Any], width: int) -> list[str]:
         shared = "" if facts["calls"] == facts["kernels_distinct"] else f", run in {facts['calls']} calls"
         before = f"{_count(facts['operators'], 'operator')} ({_count(facts['computes'], 'tensor expression')})"
         lines += _wrapped("kernels", f"{before} became {_count(facts['kernels_distinct'], 'kernel')}{shared}", width)
-    if facts["parts"] > 1:
+    if facts["batches"] > 1:
         parts = f"goes through in {facts['parts']} parts, one after the other, to keep to its memory: figures of one"
         lines += _wrapped("batch", parts, width)
     stages = ", ".join(f"{n} {s:.2f}" for n, s in facts["compile_seconds"]["stages"].items())
@@ -113,6 +113,8 @@ def _detail(kernel: dict[str, Any], facts: dict[str, Any], width: int) -> list[s
     lines = [f"{kernel['name']}: {_short(kernel['root'], width - 40)} {_shape(kernel['root_shape'])}{times}"]
     if kernel["scan"]:
         lines += _wrapped("scan", f"in every step of {kernel['scan']}", width)
+    if kernel["place"]:
+        lines += _wrapped("runs", kernel["place"], width)
     lines += _wrapped("nodes", ", ".join(_node(n) for n in kernel["nodes"]), width)
     if kernel["launch"]:
         lines += _wrapped("launch", f"that of {kernel['launch']}, beside its blocks", width)

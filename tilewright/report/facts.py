@@ -45,7 +45,7 @@ def explain_json(artifact: Artifact, measured: Profile | None = None) -> dict[st
         },
         "schedule": artifact.plan.schedule if artifact.plan else None,
         "effort": artifact.effort,
-        "parts": artifact.parts,
+        "batches": artifact.batches,
         "operators": len(artifact.graph.nodes),
         "computes": 0, "kernels_planned": 0, "kernels_distinct": 0, "calls": 0,
         "compile_seconds": {
@@ -54,6 +54,9 @@ def explain_json(artifact: Artifact, measured: Profile | None = None) -> dict[st
         },
         "totals": {}, "kernels": [], "order": [], "memory": None, "decided": [],
     }  # fmt: skip
+    if artifact.parts:
+        _join_parts(facts, artifact, measured)
+        return facts
     if artifact.program is None or artifact.plan is None:
         return facts
     model = ModelView(artifact.program, in_stages(artifact.plan))
@@ -85,6 +88,59 @@ def explain_json(artifact: Artifact, measured: Profile | None = None) -> dict[st
         facts["memory"] = memory_over_time(artifact.loops)
     facts["decided"] = list(artifact.program.remarks)
     return facts
+
+
+def _join_parts(facts: dict[str, Any], artifact: Artifact, measured: Profile | None) -> None:
+    """Of a model with loops or branches that data decide: what each part of it takes once, and all of them together."""
+    told: list[dict[str, Any]] = []
+    for part in artifact.parts:
+        found = explain_json(part.artifact, _of_part(measured, part.artifact.loops))
+        for kernel in found["kernels"]:
+            kernel["place"] = part.place
+        told.append(found)
+    for name in ("computes", "kernels_planned", "kernels_distinct"):
+        facts[name] = sum(found[name] for found in told)
+    facts["kernels"] = [kernel for found in told for kernel in found["kernels"]]
+    facts["decided"] = [remark for found in told for remark in found["decided"]]
+    loops = artifact.loops
+    if loops is None:
+        return
+    facts["calls"] = len(loops.calls)
+    facts["order"] = [call.kernel for call in loops.calls]
+    facts["memory"] = memory_over_time(loops)
+    totals = [found["totals"] for found in told if found["totals"]]
+    names = ("predicted_us", "intermediate_bytes", "intermediate_bytes_on_chip", "intermediate_bytes_stored",
+             "traffic_bytes")  # fmt: skip
+    facts["totals"] = {name: round(sum(t[name] for t in totals), 3) for name in names}
+    facts["totals"] |= _memory_sizes(loops)
+    timed = [t["measured_us"] for t in totals]
+    facts["totals"]["measured_us"] = round(sum(timed), 3) if timed and None not in timed else None
+    facts["totals"]["levels"] = [
+        {"level": rows[0]["level"], "read_bytes": sum(r["read_bytes"] for r in rows),
+         "written_bytes": sum(r["written_bytes"] for r in rows),
+         "footprint_bytes": max(r["footprint_bytes"] for r in rows)}
+        for rows in zip(*(t["levels"] for t in totals), strict=True)
+    ]  # fmt: skip
+
+
+def _of_part(measured: Profile | None, loops: LoopProgram | None) -> Profile | None:
+    """The times of the kernels of one part."""
+    if measured is None or loops is None:
+        return None
+    own = {kernel.name for kernel in loops.kernels}
+    return Profile(tuple(call for call in measured.calls if call.kernel in own), measured.repeat)
+
+
+def _memory_sizes(loops: LoopProgram | None) -> dict[str, Any]:
+    rows = loops.tensors if loops is not None else ()
+    sizes = {role: sum(elements(t.shape) * t.dtype.bytes for t in rows if t.role == role)
+             for role in ("input", "output", "constant")}  # fmt: skip
+    return {
+        "arena_bytes": arena(loops)[1] if loops is not None else None,
+        "weight_bytes": sizes["constant"],
+        "input_bytes": sizes["input"],
+        "output_bytes": sizes["output"],
+    }
 
 
 def _traffic_facts(kernels: Sequence[KernelTraffic], target: Target) -> dict[str, Any]:
@@ -194,6 +250,7 @@ def _kernel_facts(
             for p in row.plans
         ],
         "scan": model.scans.get(plan.name),
+        "place": "",
         "tile": dict(plan.cut),
         "tiles": plan.tiles,
         "root_shape": [int(e) for e in nests[-1].tensor.shape],  # type: ignore[arg-type]
@@ -258,17 +315,10 @@ def _edges(kernel: Tile, registers: str) -> Iterator[tuple[str, str, str]]:
 def _totals(model: ModelView, artifact: Artifact) -> dict[str, Any]:
     all_bytes = sum(bytes_of(t) * n for t, n in model.intermediates())
     far_bytes = sum(bytes_of(t) * n for t, n in model.intermediates() if t.name in model.stored)
-    loops = artifact.loops
-    rows = loops.tensors if loops is not None else ()
-    sizes = {role: sum(elements(t.shape) * t.dtype.bytes for t in rows if t.role == role)
-             for role in ("input", "output", "constant")}  # fmt: skip
     return {
         "predicted_us": round(1e6 * plan_seconds(model.plan, model.program), 3),
         "intermediate_bytes": all_bytes,
         "intermediate_bytes_on_chip": all_bytes - far_bytes,
         "intermediate_bytes_stored": far_bytes,
-        "arena_bytes": arena(loops)[1] if loops is not None else None,
-        "weight_bytes": sizes["constant"],
-        "input_bytes": sizes["input"],
-        "output_bytes": sizes["output"],
+        **_memory_sizes(artifact.loops),
     }

@@ -8,6 +8,7 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from threading import Lock, get_ident
@@ -108,6 +109,17 @@ class KeptWeights:
 
 
 @dataclass(frozen=True)
+class Jump:
+    """In front of a stage, or behind the last, the run goes on in front of another: always, or where a byte is 0. Those
+    in front of one stage are looked at in order; at the target from number `next` on."""
+
+    stage: int
+    target: int
+    next: int
+    condition: BufferRef | None = None
+
+
+@dataclass(frozen=True)
 class ModelImage:
     """Everything that makes a model: kernels (name to C source), stages in order, and what their buffers refer to."""
 
@@ -121,6 +133,7 @@ class ModelImage:
     kept: tuple[KeptWeights, ...] = ()
     denormals: Denormals = "flush"
     permissions: tuple[str, ...] = ()  # that the system grants when asked (see `permissions`)
+    jumps: tuple[Jump, ...] = ()  # by stage
 
     def __post_init__(self) -> None:
         for name in self.kernels:
@@ -134,6 +147,10 @@ class ModelImage:
         }
         for position, stage in enumerate(self.stages):
             _check_stage(position, stage, self.kernels, limits)
+        for jump in self.jumps:
+            _check_jump(jump, len(self.stages), limits)
+        if any(a.stage > b.stage for a, b in pairwise(self.jumps)):
+            raise ModelImageError("jumps are not in the order of their stages")
         for kept in self.kept:
             if kept.offset < 0 or kept.bytes < 1 or kept.parts < 1 or kept.offset + kept.bytes >= limits["weight"]:
                 raise ModelImageError(f"kept weights {kept} are out of range")
@@ -148,14 +165,26 @@ def _check_stage(position: int, stage: Stage, kernels: Mapping[str, str], limits
     if stage.balance not in _BALANCES:
         raise ModelImageError(f"{where}: unknown balance {stage.balance!r}")
     for ref in stage.buffers:
-        if ref.space not in limits:
-            raise ModelImageError(f"{where}: unknown space {ref.space!r}")
-        if not 0 <= ref.value < limits[ref.space]:
-            raise ModelImageError(f"{where}: {ref.space} {ref.value} is out of range")
-        if ref.offset < 0 or (ref.offset and ref.space not in ("input", "output")):
-            raise ModelImageError(f"{where}: an offset of {ref.offset} into {ref.space}")
-        if ref.space == "weight" and ref.value % WEIGHT_ALIGNMENT:
-            raise ModelImageError(f"{where}: weight offset {ref.value} is not a multiple of {WEIGHT_ALIGNMENT}")
+        _check_reference(where, ref, limits)
+
+
+def _check_jump(jump: Jump, stages: int, limits: Mapping[str, int]) -> None:
+    where = f"jump in front of stage {jump.stage}"
+    if not 0 <= jump.stage <= stages or not 0 <= jump.target <= stages:
+        raise ModelImageError(f"{where}: to stage {jump.target} of {stages}")
+    if jump.condition is not None:
+        _check_reference(where, jump.condition, limits)
+
+
+def _check_reference(where: str, ref: BufferRef, limits: Mapping[str, int]) -> None:
+    if ref.space not in limits:
+        raise ModelImageError(f"{where}: unknown space {ref.space!r}")
+    if not 0 <= ref.value < limits[ref.space]:
+        raise ModelImageError(f"{where}: {ref.space} {ref.value} is out of range")
+    if ref.offset < 0 or (ref.offset and ref.space not in ("input", "output")):
+        raise ModelImageError(f"{where}: an offset of {ref.offset} into {ref.space}")
+    if ref.space == "weight" and ref.value % WEIGHT_ALIGNMENT:
+        raise ModelImageError(f"{where}: weight offset {ref.value} is not a multiple of {WEIGHT_ALIGNMENT}")
 
 
 @dataclass(frozen=True)
@@ -189,13 +218,17 @@ def table_source(image: ModelImage) -> str:
             f"{stage.first_extent}}}"
         )
         first += len(stage.buffers)
+    jumps = []
+    for jump in image.jumps:
+        jumps.append(f"{{{jump.stage}, {jump.target}, {jump.next}, {-1 if jump.condition is None else len(refs)}}}")
+        refs += [] if jump.condition is None else [jump.condition]
     scratch = max((stage.scratch_bytes for stage in image.stages), default=0)
     counts = (
-        len(stages), first, len(image.extents), len(image.input_bytes), len(image.output_bytes), len(image.kept),
+        len(stages), len(refs), len(image.extents), len(image.input_bytes), len(image.output_bytes), len(image.kept),
     )  # fmt: skip
     sizes = (weight_bytes(image.weights), image.arena_bytes, scratch, int(image.denormals == "keep"))
     numbers = ", ".join(str(number) for number in (*counts, *sizes))
-    arrays = "stages, buffers, extents, input_bytes, output_bytes, kept"
+    arrays = f"stages, buffers, extents, input_bytes, output_bytes, kept, {len(jumps)}, jumps"
     return "\n".join(
         [
             '#include "driver.h"',
@@ -206,6 +239,7 @@ def table_source(image: ModelImage) -> str:
             _array("int64_t", "input_bytes", [str(size) for size in image.input_bytes]),
             _array("int64_t", "output_bytes", [str(size) for size in image.output_bytes]),
             _array("tw_kept", "kept", [f"{{{k.offset}, {k.bytes}, {k.parts}}}" for k in image.kept]),
+            _array("tw_jump", "jumps", jumps),
             f"const tw_table tw_model_table = {{{numbers}, {arrays}}};",
             "",
         ]

@@ -40,12 +40,12 @@ def test_a_run_allocates_no_more_than_it_may(layers: Path, tmp_path: Path) -> No
     bound = tilewright.compile(layers, threads=1, effort="fast", memory=taken // 3)
     small = bound.artifact.runner
     assert small.arena_bytes + small.scratch_bytes <= taken // 3
-    assert bound.artifact.parts in (4, 8) and bound.inputs == free.inputs and bound.outputs == free.outputs
+    assert bound.artifact.batches in (4, 8) and bound.inputs == free.inputs and bound.outputs == free.outputs
     inputs = free.random_inputs(1)
     right = free.run(inputs)["y"]
     np.testing.assert_array_equal(bound.run(inputs)["y"], right)
     assert len(bound.profile(repeat=1).calls) == len(bound.calls)
-    assert f"in {bound.artifact.parts} parts" in bound.explain()
+    assert f"in {bound.artifact.batches} parts" in bound.explain()
     bound.save(tmp_path / "saved")
     again = tilewright.load(tmp_path / "saved")
     np.testing.assert_array_equal(again.run(inputs)["y"], right)
@@ -53,7 +53,7 @@ def test_a_run_allocates_no_more_than_it_may(layers: Path, tmp_path: Path) -> No
 
 def test_more_than_there_is_changes_nothing(layers: Path) -> None:
     model = tilewright.compile(layers, threads=1, effort="fast", memory="1GiB")
-    assert model.artifact.parts == 1
+    assert model.artifact.batches == 1
 
 
 def test_what_cannot_be_met_says_what_it_takes(layers: Path) -> None:
@@ -63,7 +63,7 @@ def test_what_cannot_be_met_says_what_it_takes(layers: Path) -> None:
     assert told.startswith("memory=1024 is not enough: a run allocates ") and "give it 1MiB" in told
     least = int(told.split("allocates ")[1].split()[0])
     model = tilewright.compile(layers, threads=1, effort="fast", memory=least)
-    assert model.artifact.parts == BATCH
+    assert model.artifact.batches == BATCH
     with pytest.raises(OptionError, match=f"allocates {least} bytes at the least"):
         tilewright.compile(layers, threads=1, effort="fast", memory=least - 1)
 

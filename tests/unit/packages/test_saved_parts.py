@@ -110,11 +110,12 @@ def test_loops_sequences_and_strings(options: Options, tmp_path: Path) -> None:
         [helper.make_node("Add", ["s", "one"], ["t"]), helper.make_node("ReduceSum", ["t"], ["r"], keepdims=0),
          helper.make_node("Less", ["r", "limit"], ["more"])], "body",
         [port("i", WHOLE, []), port("c", TensorProto.BOOL, []), port("s", F, [2])],
-        [port("more", TensorProto.BOOL, []), port("t", F, [2])],
+        [port("more", TensorProto.BOOL, []), port("t", F, [2]), port("r", F, [])],
     )  # fmt: skip
     loop = model_of(
-        [helper.make_node("Loop", ["", "go", "x"], ["y"], body=body)], [port("x", F, [2]), port("limit", F, [])],
-        [port("y", F, [2])], one=np.ones(2, np.float32), go=np.array(True),
+        [helper.make_node("Loop", ["", "go", "x"], ["y", "rows"], body=body)],
+        [port("x", F, [2]), port("limit", F, [])], [port("y", F, [2]), port("rows", F, None)],
+        one=np.ones(2, np.float32), go=np.array(True),
     )  # fmt: skip
     start, limit = np.zeros(2, np.float32), np.array(9, np.float32)
     assert "part 1: 0 kernel calls; then Loop node 'y'" in tilewright.compile(loop, options=options).explain()

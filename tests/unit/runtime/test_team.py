@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.native_models import BLUR, COUNT, Builder, X, Y, affine_image, blur_image, blur_reference, builder, kernel
-from tilewright.runtime import BufferRef, Cache, CpuModel, ModelImage, Stage
+from tilewright.runtime import BufferRef, Cache, CpuModel, Jump, ModelImage, Stage
 
 THREADS = (1, 2, 3, 5)
 
@@ -82,6 +82,26 @@ def test_serial_groups_do_not_lose_a_needed_barrier(built: Builder, threads: int
         with CpuModel(built(image), threads) as model:
             model.run([], got)
         assert [int(g[0]) for g in got] == [42, 42, 42]
+
+
+@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("tiles", [1, 2, 57])
+def test_stages_are_repeated_while_a_byte_is_true(built: Builder, threads: int, tiles: int) -> None:
+    """Counts down in a loop of two stages, which the second of them ends; a stage behind it runs once."""
+    down = kernel("down", "int32_t *n = buffers[0]; char *on = buffers[1]; n[0] -= 1; on[0] = n[0] > 0;")
+    left, on = BufferRef("arena", 0), BufferRef("arena", 64)
+    begin = kernel("begin", """int32_t n = *(int32_t *)buffers[0]; *(int32_t *)buffers[1] = n;
+                            *(char *)buffers[2] = n > 0;""")
+    stages = (Stage("begin", 1, (X, left, on)), Stage("count", tiles, (Y,)), Stage("down", 1, (left, on)),
+              Stage("count", tiles, (BufferRef("output", 1),)))  # fmt: skip
+    jumps = (Jump(1, 3, 2, on), Jump(3, 1, 0))
+    image = ModelImage({"begin": begin, "count": COUNT, "down": down}, stages, (4,), (4 * tiles,) * 2, arena_bytes=128,
+                       jumps=jumps)  # fmt: skip
+    with CpuModel(built(image), threads) as model:
+        for turns in (0, 1, 2, 1000):
+            inside, behind = np.zeros(tiles, np.int32), np.zeros(tiles, np.int32)
+            model.run([np.array([turns], np.int32)], [inside, behind])
+            assert set(inside.tolist()) == {turns} and set(behind.tolist()) == {1}
 
 
 @pytest.mark.parametrize("balance", ["static", "dynamic"])

@@ -49,6 +49,7 @@ class CpuBackend:
     source_suffix = "c"
     flushes_denormals = True
     other_algorithms = True
+    runs_regions = True
     streams_in_registers = False
     compares_places = False
     least_rows = 1

@@ -27,6 +27,7 @@ from tilewright.runtime import (
     CacheError,
     CompileError,
     CpuModel,
+    Jump,
     KeptWeights,
     ModelImage,
     ObjectCompiler,
@@ -157,7 +158,10 @@ def model_image(
     stages = []
     hazards = Hazards()
     steps = max((c.step for c in loops.calls), default=0) + 1
-    for part, call in product(range(max(several.values(), default=1)), loops.calls):
+    entered = {place for jump in loops.jumps for place in (jump.at, jump.target)}
+    for part, (number, call) in product(range(max(several.values(), default=1)), enumerate(loops.calls)):
+        if number in entered:
+            hazards = Hazards()  # the driver has a barrier there
         refs = []
         touches: list[tuple[str, int, int, bool]] = []
         for position, name in enumerate(call.arguments):
@@ -184,10 +188,18 @@ def model_image(
             for k, steps in plan.launches() if steps is not None
             for start in (weight_offsets[h.tensor] for h in steps.holds)]  # fmt: skip
     sizes = {t.name: elements(t.shape) * t.dtype.bytes * several.get(t.name, 1) for t in (*inputs, *outputs)}
+
+    def where(name: str) -> BufferRef:
+        row = rows[name]
+        return _reference(row.role, row.position, offsets.get(name, 0), weight_offsets.get(name, 0))
+
+    first = loops.first_jumps()
+    jumps = tuple(Jump(j.at, j.target, first.get(j.target, 0) + j.passed, None if j.condition is None
+                       else where(j.condition)) for j in loops.jumps)  # fmt: skip
     return ModelImage(
         sources, tuple(stages), tuple(sizes[t.name] for t in inputs), tuple(sizes[t.name] for t in outputs), weights,
         arena_bytes, tuple(range(steps)),
-        tuple(dict.fromkeys(kept)), "keep" if denormals == "keep" else "flush", _permissions(loops, sources),
+        tuple(dict.fromkeys(kept)), "keep" if denormals == "keep" else "flush", _permissions(loops, sources), jumps,
     )  # fmt: skip
 
 

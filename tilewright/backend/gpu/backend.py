@@ -45,6 +45,7 @@ class GpuBackend:
     source_suffix = "cu"
     flushes_denormals = False
     other_algorithms = False
+    runs_regions = False
     # more blocks run at a time where each holds less, which the model does not see
     streams_in_registers = True
     compares_places = True

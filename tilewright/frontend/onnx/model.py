@@ -13,7 +13,6 @@ import onnx
 import onnx.inliner
 
 from tilewright.errors import BorderError, ModelError, OpenShapeError, OptionError, UnsupportedError
-from tilewright.frontend.long_loops import in_pieces
 from tilewright.frontend.onnx.contents import array_of, dense_of, line_of, type_name
 from tilewright.frontend.onnx.functions import check_written_out, expand
 from tilewright.frontend.onnx.mapped import is_mapped, model_bytes, point_to_files
@@ -74,7 +73,7 @@ def _graph(model: onnx.ModelProto, inputs: tuple[Value, ...], constants: dict[st
         constants=constants,
         values={**_declared(model.graph), **{v.name: v for v in inputs}},
     )
-    return in_pieces(without_steady_states(graph))
+    return without_steady_states(graph)
 
 
 # reading

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from io import StringIO
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
@@ -19,7 +18,7 @@ from tilewright.errors import ModelError, TilewrightError, UnsupportedError
 from tilewright.frontend.pytorch.aliases import Group, View, laid_out, shared_outputs, storages, view_beside, view_of
 from tilewright.frontend.pytorch.attributes import Snapshot, snapshot
 from tilewright.frontend.pytorch.fx import Parts, decompositions, make_graph
-from tilewright.frontend.pytorch.higher_order import UncountedError, closure
+from tilewright.frontend.pytorch.higher_order import closure
 from tilewright.frontend.pytorch.mutations import Mutation, make_bodies_functional
 from tilewright.frontend.pytorch.python.copies import check_copies
 from tilewright.frontend.pytorch.python.module import rewritten_control
@@ -52,21 +51,10 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A functional module with a loop that data end, which no Graph has: a function of all its placeholders, that gives
-    the results. `tensors` and `arrays` are of those whose values are known, by their place and as they stand there."""
-
-    module: fx.GraphModule
-    tensors: Mapping[int, torch.Tensor]
-    arrays: Mapping[fx.Node, np.ndarray]
-    inputs: tuple[int, ...]  # places of the others
-
-
-@dataclass(frozen=True)
 class Exported:
     """A module for arguments of certain shapes: a Graph, or what has to be cut into several."""
 
-    graph: Graph | Cut
+    graph: Graph
     inputs: tuple[Place, ...]  # of the Graph
     outputs: tuple[Place, ...]  # leaves of what the module returns
     structure: Any  # of what it returns
@@ -346,15 +334,7 @@ def _read(
 
     computed = closure(results)
     read = [n for n in inputs if n in computed]
-    graph: Graph | Cut
-    try:
-        graph = graph_of(results, read)
-    except UncountedError:
-        next(n for n in program.graph.nodes if n.op == "output").args = (tuple(results),)
-        program.graph.eliminate_dead_code()
-        program.graph_module.recompile()
-        tensors = {placeholders.index(n): tensor.detach() for n, tensor in constants.items()}
-        graph = Cut(program.graph_module, tensors, arrays, tuple(placeholders.index(n) for n in read))
+    graph = graph_of(results, read)
     given = [n for n, spec in pairs if spec.kind is OutputKind.USER_OUTPUT and isinstance(n, fx.Node)]
     apart = [n for n in dict.fromkeys(given) if n not in placeholders]
     copying = (lambda: graph_of(apart, [n for n in inputs if n in closure(apart)])) if views else None

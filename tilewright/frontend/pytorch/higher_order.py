@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import fx
 
-from tilewright.errors import UnsupportedError
 from tilewright.frontend.pytorch.emitter import Emitter, Value
 from tilewright.frontend.pytorch.tensors import tensor_of
 from tilewright.ir.forms import dtypes
@@ -22,10 +21,6 @@ _MOST_STEPS = 1 << 12  # a loop is counted by doing what its condition needs; be
 _higher = torch.ops.higher_order
 # Where the bodies stand among a call's arguments.
 _BODIES = {_higher.cond: (1, 2), _higher.while_loop: (0, 1), _higher.scan: (0,), _higher.map_impl: (0,)}
-
-
-class UncountedError(UnsupportedError):
-    """A while_loop whose number of steps only its data tell."""
 
 
 def is_control(node: fx.Node) -> bool:
@@ -113,9 +108,10 @@ class _Body:
         self.inputs.append(ir.Value(value.name, value.dtype, value.shape))
         return value
 
-    def graph(self, name: str, emit_all: EmitAll, before: Sequence[str] = ()) -> ir.Graph:
-        """`before` are outputs in front of the body's own."""
+    def graph(self, name: str, emit_all: EmitAll, before: Callable[[], Sequence[str]] = tuple) -> ir.Graph:
+        """`before` tells outputs in front of the body's own, when that is there."""
         emit_all(self.m, inner_nodes(self.body), self.known)
+        leading = before()
         made = {name for node in self.m.nodes for name in node.outputs}
         self.m.enter(name, name)
         outputs = []
@@ -124,7 +120,7 @@ class _Body:
             # what a body hands on as it got it, or twice, is a tensor of its own
             outputs.append(found if found in made and found not in outputs else self.m.new("Identity", found))
         declared = {v.name: v for v in self.inputs}
-        return ir.Graph(name, tuple(self.inputs), (*before, *outputs), tuple(self.m.nodes), self.m.constants, declared)
+        return ir.Graph(name, tuple(self.inputs), (*leading, *outputs), tuple(self.m.nodes), self.m.constants, declared)
 
 
 def _branches(
@@ -156,17 +152,32 @@ def _loop(m: Emitter, node: fx.Node, known: Mapping[fx.Node, Known], emit_all: E
     carried = len(node.args[2])  # type: ignore[arg-type]
     condition, body = bodies(node)
     steps = count_steps(condition, body, carried, [m.known(x.name) for x in given])
-    if steps is None:
-        raise UncountedError(
-            f"{node.target} '{node.name}': its number of steps depends on data, or is more than {_MOST_STEPS}, which "
-            f"is not supported inside a model"
-        )
     leading = [Value("step", dtypes.int64, ()), Value("goes_on", dtypes.bool_, ())]
     inside = _Body(m, body, given, [*given[:carried], *[None] * (len(given) - carried)], leading)
-    made = inside.graph(f"{node.name}_body", emit_all, before=(inside.leading[1].name,))
+
+    def tested() -> Sequence[str]:
+        """Whether there is another step: where they are counted, as long as there was one."""
+        if steps is not None:
+            return (inside.leading[1].name,)
+        following = [_value(inside.known, x) for x in returned(body)]
+        found = _tested(inside.m, condition, [*following, *given[carried:]], emit_all)
+        inside.m.enter(f"{node.name}_condition", f"{node.name}_condition")
+        return (inside.m.new("Identity", found),)
+
+    made = inside.graph(f"{node.name}_body", emit_all, before=tested)
+    limit = None if steps is None else m.number(steps, dtypes.int64)
+    begins = m.number(True, dtypes.bool_) if steps is not None else _tested(m, condition, given, emit_all)
     m.enter(f"{node.target} '{node.name}'", node.name)
-    return m.several("Loop", carried, m.number(steps, dtypes.int64), m.number(True, dtypes.bool_), *given[:carried],
-                     body=made)  # fmt: skip
+    return m.several("Loop", carried, limit, begins, *given[:carried], body=made)
+
+
+def _tested(m: Emitter, condition: fx.GraphModule, given: Sequence[Value], emit_all: EmitAll) -> str:
+    """The condition of a loop for these operands."""
+    placeholders = [n for n in condition.graph.nodes if n.op == "placeholder"]
+    known: dict[fx.Node, Known] = dict(zip(placeholders, given, strict=True))
+    emit_all(m, inner_nodes(condition), known)
+    test = _value(known, returned(condition)[0])
+    return m.new("Reshape", test, m.integers([])) if test.shape else test.name
 
 
 # the number of steps

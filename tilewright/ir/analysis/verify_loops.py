@@ -6,7 +6,8 @@ would assign between vectors of different sizes, or leave lanes to chance. Short
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from math import prod
 
 from tilewright.errors import InternalError
@@ -23,11 +24,13 @@ from tilewright.ir.forms.loops import (
     ForKind,
     If,
     Instruction,
+    Jump,
     Kernel,
     LoopProgram,
     Memory,
     Scope,
     Stmt,
+    Storage,
     Store,
 )
 
@@ -80,6 +83,19 @@ def verify_loops(loops: LoopProgram) -> None:
         if call.kernel not in kernels:
             raise InternalError(f"call of kernel {call.kernel}, which is not defined")
         _call(call, kernels[call.kernel], known)
+    for jump in loops.jumps:
+        _jump(jump, len(loops.calls), tensors)
+    if any(a.at > b.at for a, b in pairwise(loops.jumps)):
+        raise InternalError("jumps do not stand in the order of the calls")
+
+
+def _jump(jump: Jump, calls: int, tensors: Mapping[str, Storage]) -> None:
+    where = f"jump in front of call {jump.at}"
+    if not 0 <= jump.at <= calls or not 0 <= jump.target <= calls or jump.passed < 0:
+        raise InternalError(f"{where}: to call {jump.target} of {calls}")
+    condition = None if jump.condition is None else tensors.get(jump.condition)
+    if jump.condition is not None and (condition is None or condition.dtype is not dtypes.bool_):
+        raise InternalError(f"{where}: its condition {jump.condition} is no tensor of bool")
 
 
 def _call(call: Call, kernel: Kernel, tensors: dict[str, tuple[str, int]]) -> None:

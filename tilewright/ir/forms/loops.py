@@ -142,6 +142,17 @@ class Call:
 
 
 @dataclass(frozen=True)
+class Jump:
+    """In front of call `at` the run goes on in front of call `target`: always, or where tensor `condition` is false.
+    Those in front of one call are looked at in order; at the target, those behind the first `passed`."""
+
+    at: int
+    target: int
+    passed: int = 0
+    condition: str | None = None
+
+
+@dataclass(frozen=True)
 class Storage:
     """Where a tensor lives at run time: `storage_shape` is its shape in its layout, padding included."""
 
@@ -159,9 +170,14 @@ class LoopProgram:
     kernels: tuple[Kernel, ...]
     calls: tuple[Call, ...]
     tensors: tuple[Storage, ...]
+    jumps: tuple[Jump, ...] = ()  # by the call they stand in front of
 
     def kernel(self, name: str) -> Kernel:
         return next(k for k in self.kernels if k.name == name)
+
+    def first_jumps(self) -> dict[int, int]:
+        """The number of the first jump in front of each call that has one."""
+        return {jump.at: number for number, jump in reversed(list(enumerate(self.jumps)))}
 
 
 def statements(body: tuple[Stmt, ...]) -> Iterator[Stmt]:

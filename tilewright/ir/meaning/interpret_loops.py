@@ -9,7 +9,7 @@ disagree about one element all raise LoopFault.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -22,6 +22,7 @@ from tilewright.ir.forms.loops import (
     Alloc,
     Barrier,
     Buffer,
+    Call,
     For,
     ForKind,
     If,
@@ -98,7 +99,7 @@ def run_loops(
             tensors[item.name] = _poisoned(item)
     kernels = {k.name: k for k in loops.kernels}
     facts = {k.name: Facts() for k in loops.kernels}
-    for call in loops.calls:
+    for call in _in_turn(loops, tensors):
         kernel = kernels[call.kernel]
         if len(kernel.params) != len(call.arguments):
             raise LoopFault(f"kernel {kernel.name} is called with {len(call.arguments)} arguments")
@@ -106,6 +107,23 @@ def run_loops(
         bound.update((p, tensors[a]) for p, a in zip(kernel.params, call.arguments, strict=True))
         run_kernel(kernel, bound, symbols, call.step, instructions, check, facts[kernel.name])
     return tensors
+
+
+def _in_turn(loops: LoopProgram, tensors: Mapping[str, np.ndarray]) -> Iterator[Call]:
+    """The calls as a run comes to them, jumps taken."""
+    first = loops.first_jumps()
+    place, number = 0, first.get(0, 0)
+    while True:
+        while number < len(loops.jumps) and loops.jumps[number].at == place:
+            jump = loops.jumps[number]
+            number += 1
+            if jump.condition is None or not tensors[jump.condition].reshape(-1)[0]:
+                place, number = jump.target, first.get(jump.target, 0) + jump.passed
+        if place == len(loops.calls):
+            return
+        yield loops.calls[place]
+        place += 1
+        number = first.get(place, len(loops.jumps))
 
 
 def _poisoned(item: Storage) -> np.ndarray:

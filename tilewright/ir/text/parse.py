@@ -60,6 +60,7 @@ from tilewright.ir.forms.loops import (
     ForKind,
     If,
     Instruction,
+    Jump,
     Kernel,
     LoopProgram,
     Memory,
@@ -319,7 +320,14 @@ class _LoopsReader(Reader):
             self._expect("(")
             arguments = self._list(self._name, ")")
             calls.append(Call(name, arguments, self._integer() if self._accept("step") else 0))
-        return LoopProgram(tuple(kernels), tuple(calls), tuple(tensors))
+        jumps: list[Jump] = []
+        while self._accept("jump"):
+            at = self._integer()
+            self._expect("to")
+            target = self._integer()
+            passed = self._integer() if self._accept("past") else 0
+            jumps.append(Jump(at, target, passed, self._name() if self._accept("unless") else None))
+        return LoopProgram(tuple(kernels), tuple(calls), tuple(tensors), tuple(jumps))
 
     def _kernel(self) -> Kernel:
         self._sources, self._symbols, self._axes = {}, {}, {}

@@ -40,6 +40,7 @@ from tilewright.ir.forms.loops import (
     For,
     If,
     Instruction,
+    Jump,
     Kernel,
     LoopProgram,
     Memory,
@@ -233,7 +234,7 @@ class Printer:
         lines = ["loops", *(_storage_line(s) for s in loops.tensors)]
         for kernel in loops.kernels:
             lines.extend(("", *self.kernel(kernel)))
-        return [*lines, "", *(_call_line(c) for c in loops.calls)]
+        return [*lines, "", *(_call_line(c) for c in loops.calls), *(_jump_line(j) for j in loops.jumps)]
 
     def kernel(self, kernel: Kernel) -> list[str]:
         with self.scope((*kernel.params, *((kernel.step,) if kernel.step else ()))):
@@ -339,6 +340,12 @@ def _origin(origin: str) -> str:
 def _storage_line(item: Storage) -> str:
     shape = ", ".join(map(str, item.shape))
     return f"tensor {name_text(item.name)}: {item.dtype.name}[{shape}] {item.role} {item.position}"
+
+
+def _jump_line(jump: Jump) -> str:
+    unless = "" if jump.condition is None else f" unless {name_text(jump.condition)}"
+    passed = f" past {jump.passed}" if jump.passed else ""
+    return f"jump {jump.at} to {jump.target}{passed}{unless}"
 
 
 def _call_line(call: Call) -> str:

@@ -1,22 +1,26 @@
-"""Control flow: branches as selections, loops of a known number of steps as Scans (or written out)."""
+"""Control flow: loops of a known number of steps as Scans (or written out), cheap branches as selections; the others as
+Regions, where the target runs these."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf, prod
 from typing import Any
 
 import numpy as np
 
 from tilewright.errors import ModelError, RegionError, UnsupportedError
 from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.bounds import fixed
 from tilewright.ir.forms.budget import MOST_IN_A_LOOP
-from tilewright.ir.forms.compute import Compute, Scan
+from tilewright.ir.forms.compute import Compute, Map, Reduce, Scan
 from tilewright.ir.forms.expr import Axis, Expr, eq, load, op, select, var
 from tilewright.ir.forms.graph import Graph, Node
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.ops.builder import Builder, dims, kernel_calls
 from tilewright.ops.movement.sequence import Sequence
+from tilewright.ops.steps.regions import Step, branch, if_region, loop_region
 
 Scope = dict[str, Any]  # a Tensor or a Sequence of them by its name in the graph
 RunBody = Callable[[Graph, Scope], list[Tensor]]  # lowers a body with its own names bound, gives its outputs
@@ -25,7 +29,10 @@ _DONE_IN_VAIN = 1 << 12  # steps up to which a loop that data may end does all o
 _WRITTEN_OUT = 64  # steps up to which a loop whose tensors change shape is written out
 
 
+_CHEAP = 1 << 14  # elements that branches go through up to which both are computed: a few microseconds at most
+
 NAMES = ("If", "Loop", "Scan")
+_BRANCHES = ("then_branch", "else_branch")
 
 
 def lower_control(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) -> Results:
@@ -43,20 +50,24 @@ def _if(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) ->
         raise b.invalid("has no condition")
     if condition.dtype is not dtypes.bool_:
         raise b.invalid(f"its condition is {condition.dtype.name}, not bool")
-    for name in ("then_branch", "else_branch"):
+    for name in _BRANCHES:
         if not isinstance(node.attributes.get(name), Graph):
             raise b.invalid(f"it has no {name}")
     known = b.value(condition)
     if known is not None:
         return tuple(run(node.attributes["then_branch" if known.all() else "else_branch"], {}))
     try:
-        then, otherwise = run(node.attributes["then_branch"], {}), run(node.attributes["else_branch"], {})
+        branches = [branch(b, lambda name=name: run(node.attributes[name], {})) for name in _BRANCHES]  # type: ignore[misc]
     except (ModelError, UnsupportedError):
         # a branch that does not fit the shapes is never taken with them: then the condition has to say so
         b.enter(node)
         taken = b.known(condition, "cond")
         return tuple(run(node.attributes["then_branch" if taken.all() else "else_branch"], {}))
     b.enter(node)
+    then, otherwise = (inner.outputs for inner in branches)
+    if b.regions and _alike(then, otherwise) and sum(_work(inner.computes) for inner in branches) > _CHEAP:
+        return tuple(if_region(b, condition, branches))
+    b.computes += [compute for inner in branches for compute in inner.computes]
     results = []
     for place, (one, other) in enumerate(zip(then, otherwise, strict=True)):
         if isinstance(one, Sequence) or isinstance(other, Sequence):
@@ -80,6 +91,25 @@ def _if(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) ->
     return tuple(results)
 
 
+def _alike(then: list[Tensor], otherwise: list[Tensor]) -> bool:
+    """Whether branches give the same shapes and types."""
+    pairs = list(zip(then, otherwise, strict=True))
+    if any(isinstance(t, Sequence) for pair in pairs for t in pair):
+        return False
+    return bool(pairs) and all(dims(one) == dims(other) and one.dtype is other.dtype for one, other in pairs)
+
+
+def _work(computes: list[Compute]) -> float:
+    """Elements that computes go through; what has steps of its own is never few."""
+    total = 0.0
+    for compute in computes:
+        if not isinstance(compute, Map | Reduce):
+            return inf
+        axes = (*compute.axes, *(compute.reduce_axes if isinstance(compute, Reduce) else ()))
+        total += prod(fixed(a.extent) for a in axes)
+    return total
+
+
 def _scan(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) -> Results:
     if node.version < 9 and node.version:
         return _old_scan(b, node, arguments, run)
@@ -94,15 +124,25 @@ def _scan(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) 
     steps = dims(scanned[0])[axes[0]]
     step = Axis("t", steps)
 
-    def slices() -> list[Tensor]:
+    def slices(number: Expr) -> list[Tensor]:
         found = []
         for place, (x, axis) in enumerate(zip(scanned, axes, strict=True)):
-            at = steps - 1 - var(step) if backward[place] else var(step)
+            at = steps - 1 - number if backward[place] else number
             shape = (*dims(x)[:axis], *dims(x)[axis + 1 :])
             found.append(b.map(f"slice{place}", shape, lambda *i, x=x, a=axis, at=at: load(x, (*i[:a], at, *i[a:]))))
         return found
 
-    made = _steps(b, node, step, steps, start, lambda carry: run(body, _bind(body, [*carry, *slices()])), 0)
+    def one_step(number: Expr, carry: list[Tensor]) -> list[Tensor]:
+        return run(body, _bind(body, [*carry, *slices(number)]))
+
+    def counted(number: Tensor, carry: list[Tensor]) -> Step:
+        outputs = one_step(load(number, ()), carry)
+        return Step(None, outputs[: len(start)], outputs[len(start) :])
+
+    try:
+        made = _steps(b, node, step, steps, start, lambda carry: one_step(var(step), carry), 0)
+    except RegionError:
+        made = loop_region(b, b.constant(np.asarray(steps, np.int64), "steps"), None, start, counted)
     if made is None:
         raise b.unsupported("its states change shape from step to step; give them a fixed shape")
     finals, stacked = made
@@ -187,9 +227,11 @@ def _steps(
     if any(dims(f) != dims(c) or f.dtype is not c.dtype for f, c in zip(following, carry, strict=True)):
         return None
     calls = steps * kernel_calls(inner)
-    if node.op == "Loop" and calls > MOST_IN_A_LOOP:
+    if calls > MOST_IN_A_LOOP and (node.op == "Loop" or b.regions):
         most = f"at most {MOST_IN_A_LOOP} are made in one piece"
         raise RegionError(str(b.unsupported(f"its {steps} steps take {calls} kernel calls; {most}")))
+    if b.regions and not all(isinstance(c, Map | Reduce) for c in inner):
+        raise RegionError(str(b.unsupported("its steps have loops or branches inside")))
     finals = [b.tensor("" if k == 0 else f"final{k}", dims(t), t.dtype) for k, t in enumerate(start)]
     stacked = [(t, b.tensor(f"steps{k}", (steps, *dims(t)), t.dtype)) for k, t in enumerate(kept)]
     b.emit(
@@ -217,11 +259,17 @@ def _copied(b: Builder, body: list[Compute], x: Tensor, place: int) -> Tensor:
 def _loop(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) -> Results:
     body: Graph = node.attributes["body"]
     limit, condition, start = arguments[0], arguments[1], [a for a in arguments[2:] if a is not None]
-    fixed = "export the model with a fixed number of steps"
+    way_out = "export the model with a fixed number of steps"
+    has_sequences = any(isinstance(t, Sequence) for t in start)
+    is_settled = b.value(limit) is not None and (condition is None or b.value(condition) is not None)
+    if b.regions and not is_settled and not has_sequences:
+        made = _as_region(b, node, limit, condition, start, run)
+        if made is not None:
+            return made
     if limit is None:
-        raise RegionError(str(b.unsupported(f"its trip count is known only at run time; {fixed}")))
-    count = int(b.decided(limit, f"its trip count is known only at run time; {fixed}").reshape(-1)[0])
-    if condition is not None and not b.decided(condition, f"its condition is known only at run time; {fixed}").all():
+        raise RegionError(str(b.unsupported(f"its trip count is known only at run time; {way_out}")))
+    count = int(b.decided(limit, f"its trip count is known only at run time; {way_out}").reshape(-1)[0])
+    if condition is not None and not b.decided(condition, f"its condition is known only at run time; {way_out}").all():
         count = 0
     always = b.constant(np.asarray(True), "true")
     if count <= 0:
@@ -239,9 +287,11 @@ def _loop(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) 
         return checked(run(body, _bind(body, [number, always, *carry])))
 
     try:
-        steps_alike = not any(isinstance(t, Sequence) for t in start)
-        made = _steps(b, node, step, count, start, one_step, 1) if steps_alike else None
+        made = None if has_sequences else _steps(b, node, step, count, start, one_step, 1)
     except RegionError:
+        found = _as_region(b, node, limit, condition, start, run) if b.regions else None
+        if found is not None:
+            return found
         made = _may_end(b, node, step, count, start, run)
         if made is None:
             raise
@@ -253,6 +303,27 @@ def _loop(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) 
     if made is not None:
         return (*made[0], *made[1])
     return _written_out(b, node, body, count, always, start, run, checked)
+
+
+def _as_region(
+    b: Builder, node: Node, limit: Tensor | None, condition: Tensor | None, start: list[Tensor], run: RunBody
+) -> Results | None:
+    """A loop whose end is found at run time, or that is too long to write down."""
+    body: Graph = node.attributes["body"]
+
+    always = b.constant(np.asarray(True), "true")  # in a step that is made, the condition holds
+
+    def one_step(number: Tensor, carry: list[Tensor]) -> Step:
+        outputs = run(body, _bind(body, [number, always, *carry]))
+        b.enter(node)
+        if any(isinstance(t, Sequence) for t in outputs):
+            raise b.unsupported("its steps hand on sequences")
+        return Step(outputs[0], outputs[1 : 1 + len(start)], outputs[1 + len(start) :])
+
+    b.enter(node)
+    made = loop_region(b, limit, condition, start, one_step)
+    b.enter(node)
+    return None if made is None else (*made[0], *made[1])
 
 
 def _no_steps(b: Builder, node: Node, always: Tensor, start: list[Tensor], run: RunBody) -> Results:

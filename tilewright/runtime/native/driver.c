@@ -72,6 +72,10 @@ struct tw_model {
     int workers;
     step *steps;
     group *groups; /* for each step that starts one */
+    /* For each step and the end: its first jump, or any of another step; and whether a run may come to it from elsewhere than the step
+     * before it. */
+    int64_t *first_jump;
+    char *entered;
     worker *members;
     void **buffers;
     patch *input_patches, *output_patches;
@@ -80,8 +84,8 @@ struct tw_model {
      * then sees other groups, but can claim nothing in them. */
     _Atomic(int64_t *) stage_ns;
     int64_t opened_ns;
-    /* Set by anyone at any time, taken back when the next run begins. Kernels are then skipped, and the run is soon
-     * over: all its groups are still gone through. */
+    /* Set by anyone at any time, taken back when the next run begins. Kernels are then skipped, and the run is over
+     * with the group it is in. */
     _Atomic int cancelled;
     tw_watch watch;
     int64_t watched_ns; /* when the caller's thread looked last; it alone does */
@@ -180,6 +184,21 @@ static void look_up(tw_model *m)
     m->watched_ns = now;
 }
 
+/* The step that a run goes on with where it has come to this one. A run that was cancelled is at its end. */
+static int64_t after_jumps(const tw_model *m, int64_t at)
+{
+    const tw_table *t = &tw_model_table;
+    int64_t i = m->first_jump[at];
+    while (i < t->jumps && t->jump[i].stage == at) {
+        const tw_jump *jump = &t->jump[i++];
+        if (jump->buffer >= 0 && *(const char *)m->buffers[jump->buffer] != 0) continue;
+        at = jump->target;
+        i = jump->next;
+        if (is_cancelled(m)) break;
+    }
+    return is_cancelled(m) ? t->stages : at;
+}
+
 static inline void run_tiles(tw_model *m, const step *s, int64_t from, int64_t to, char *scratch)
 {
     if (m->watch && scratch == m->members[0].scratch) look_up(m);
@@ -275,12 +294,13 @@ static int complete(tw_model *m, const group *g, uint32_t epoch, int64_t first, 
     int64_t *stage_ns = atomic_load_explicit(&m->stage_ns, memory_order_relaxed);
     if (stage_ns) {
         int64_t now = now_ns();
-        stage_ns[first] = now - m->opened_ns;
+        stage_ns[first] += now - m->opened_ns;
         m->opened_ns = now;
     }
+    int64_t next = after_jumps(m, g->end);
     /* Worker 0 runs a chain: if it opens the chain itself, nobody needs to wake up for it. */
-    int wake = self != 0 || (g->end < tw_model_table.stages && !m->groups[g->end].chain);
-    tw_team_open(m->team, epoch + (uint32_t)(g->end - first), wake);
+    int wake = self != 0 || (next < tw_model_table.stages && !m->groups[next].chain);
+    tw_team_open(m->team, epoch + (uint32_t)(g->end - first), next, wake);
     return 1;
 }
 
@@ -316,11 +336,11 @@ static void run_group(void *argument, int self, uint32_t epoch, int64_t first)
 static void run_alone(tw_model *m)
 {
     int64_t *stage_ns = atomic_load_explicit(&m->stage_ns, memory_order_relaxed);
-    for (int64_t i = 0; i < tw_model_table.stages; i++) {
+    for (int64_t i = after_jumps(m, 0); i < tw_model_table.stages; i = after_jumps(m, i + 1)) {
         run_tiles(m, m->steps + i, 0, m->steps[i].tiles, m->members[0].scratch);
         if (!stage_ns) continue;
         int64_t now = processor_ns();
-        stage_ns[i] = now - m->opened_ns;
+        stage_ns[i] += now - m->opened_ns;
         m->opened_ns = now;
     }
 }
@@ -388,6 +408,16 @@ static int choose_mode(const tw_model *m, const step *s, int balance)
     return SHARED_EVENLY;
 }
 
+static void prepare_jumps(tw_model *m)
+{
+    const tw_table *t = &tw_model_table;
+    for (int64_t i = 0; i <= t->stages; i++) m->first_jump[i] = t->jumps;
+    for (int64_t i = t->jumps - 1; i >= 0; i--) {
+        m->first_jump[t->jump[i].stage] = i;
+        m->entered[t->jump[i].stage] = m->entered[t->jump[i].target] = 1;
+    }
+}
+
 /* offset: tiles of the stages since the last barrier, so that independent small stages spread over the workers. */
 static int prepare_steps(tw_model *m)
 {
@@ -396,7 +426,8 @@ static int prepare_steps(tw_model *m)
         const tw_stage *stage = &tw_model_table.stage[i];
         step *s = m->steps + i;
         if (stage->tiles > UINT32_MAX) return 0; /* claims count tiles in 32 bits */
-        if (stage->barrier_before) offset = 0;
+        int barrier = stage->barrier_before || m->entered[i];
+        if (barrier) offset = 0;
         s->kernel = stage->kernel;
         s->buffers = m->buffers + stage->first_buffer;
         s->tiles = stage->tiles;
@@ -406,7 +437,7 @@ static int prepare_steps(tw_model *m)
         s->piece = s->tiles / ((int64_t)m->workers * PIECES_PER_WORKER);
         if (s->piece < 1) s->piece = 1;
         s->first_worker = (int32_t)(offset % m->workers);
-        s->barrier = i > 0 && stage->barrier_before;
+        s->barrier = i > 0 && barrier;
         s->mode = choose_mode(m, s, stage->balance);
         offset += stage->balance == TW_SERIAL ? 1 : s->tiles;
     }
@@ -436,7 +467,8 @@ static int prepare_groups(tw_model *m, int may_spin)
         if (g.chain) g.units = 1;
         else parallel = 1;
         g.march = may_spin && marches(m, m->steps + i, &g);
-        if (previous && ((g.chain && previous->chain) || (g.march && previous->march))) {
+        int joins = previous && !m->entered[i];
+        if (joins && ((g.chain && previous->chain) || (g.march && previous->march))) {
             previous->end = g.end;
         } else {
             m->groups[i] = g;
@@ -453,12 +485,16 @@ static int prepare(tw_model *m, const void *weights, int64_t run_spin_ns, int64_
     m->steps = calloc((size_t)t->stages + 1, sizeof *m->steps);
     m->groups = calloc((size_t)t->stages + 1, sizeof *m->groups);
     m->buffers = calloc((size_t)t->buffers + 1, sizeof *m->buffers);
+    m->first_jump = calloc((size_t)t->stages + 1, sizeof *m->first_jump);
+    m->entered = calloc((size_t)t->stages + 1, sizeof *m->entered);
     m->input_patches = calloc((size_t)t->buffers + 1, sizeof *m->input_patches);
     m->output_patches = calloc((size_t)t->buffers + 1, sizeof *m->output_patches);
     if (!m->steps || !m->groups || !m->buffers || !m->input_patches || !m->output_patches) return 0;
+    if (!m->first_jump || !m->entered) return 0;
     if (!map_pages(&m->arena, t->arena_bytes)) return 0;
     prepare_buffers(m, weights);
     place_kept_weights(m, weights);
+    prepare_jumps(m);
     if (!prepare_steps(m)) return 0;
     if (!prepare_groups(m, run_spin_ns > 0 && !tw_team_crowded(m->workers))) m->workers = 1;
 
@@ -488,6 +524,8 @@ void tw_destroy(tw_model *m)
     free(m->output_patches);
     free(m->input_patches);
     free(m->buffers);
+    free(m->entered);
+    free(m->first_jump);
     free(m->groups);
     free(m->steps);
     free(m);
@@ -528,9 +566,10 @@ static int run_locked(tw_model *m, int64_t *stage_ns)
     atomic_store_explicit(&m->stage_ns, stage_ns, memory_order_relaxed);
     atomic_store_explicit(&m->cancelled, 0, memory_order_relaxed);
     m->watched_ns = 0;
+    for (int64_t i = 0; stage_ns && i < tw_model_table.stages; i++) stage_ns[i] = 0;
     if (stage_ns) m->opened_ns = m->workers > 1 ? now_ns() : processor_ns();
     tw_arithmetic callers = tw_arithmetic_enter(tw_model_table.keeps_denormals);
-    if (m->workers > 1) tw_team_run(m->team);
+    if (m->workers > 1) tw_team_run(m->team, after_jumps(m, 0));
     else run_alone(m);
     tw_arithmetic_leave(callers);
     return is_cancelled(m) ? TW_CANCELLED : TW_OK;

@@ -38,6 +38,14 @@ typedef struct {
     int64_t offset, bytes, parts;
 } tw_kept;
 
+/* In front of a stage, or behind the last: goes on in front of the target, always or where the first byte of a buffer is
+ * 0. */
+typedef struct {
+    int64_t stage, target;
+    int64_t next; /* the jump in front of the target, or of a later stage, that is looked at first */
+    int64_t buffer; /* among the table's buffers; -1: always */
+} tw_jump;
+
 typedef struct {
     int64_t stages, buffers, extents, inputs, outputs, kept;
     int64_t weight_bytes, arena_bytes, scratch_bytes;
@@ -48,6 +56,8 @@ typedef struct {
     const int64_t *input_bytes;
     const int64_t *output_bytes;
     const tw_kept *kept_weights;
+    int64_t jumps;
+    const tw_jump *jump; /* by stage; those in front of one are looked at in order */
 } tw_table;
 
 /* Defined by the generated table. */
@@ -80,7 +90,7 @@ TW_API void tw_cancel(tw_model *model);
 typedef int (*tw_watch)(void);
 TW_API void tw_set_watch(tw_model *model, tw_watch watch);
 
-/* As tw_run, with a barrier around every stage; stage_ns receives one duration a stage. */
+/* As tw_run, with a barrier around every stage; stage_ns receives one duration a stage, the sum of all its runs. */
 TW_API int tw_run_profile(tw_model *model, void *const *inputs, void *const *outputs, int64_t *stage_ns);
 
 /* As tw_run, for a host language whose arrays are objects: objects are the inputs, then the outputs, and each

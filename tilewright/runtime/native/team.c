@@ -27,6 +27,7 @@
 /* Between runs a worker also spins for this part of what a run takes: to be woken up takes it tens of microseconds, and
  * after a long run it may wait for the next a little longer to spare them. */
 #define IDLE_PART_OF_RUN 64
+#define EPOCHS_A_REFRESH_BITS 28
 
 /* claim says how far the worker's own work is handed out: the epoch of a step in the upper half, the next unit of the
  * worker's share of that step in the lower. A later epoch means that nothing is left, since steps are claimed in
@@ -44,13 +45,16 @@ struct tw_team {
     _Alignas(LINE) _Atomic int64_t done; /* units of the open group; nobody works on any other, so one count will do */
     _Alignas(LINE) _Atomic uint32_t epoch;
     _Atomic uint32_t sleepers;
-    _Atomic uint32_t end; /* the epoch that ends the current run, or ended the last */
     _Atomic int stop;
     _Alignas(LINE) pthread_mutex_t turn;
     pthread_mutex_t sleep_lock;
     pthread_cond_t sleep_signal;
     int workers, started;
     int64_t steps, run_spin_ns, idle_spin_ns, patience_ns;
+    /* The step at which the group with an epoch starts, by the epoch's low bits: there are more than a group has steps,
+     * so that the place of the open group is not written to while it is open. `steps` in a pause. */
+    _Atomic int64_t *starts;
+    uint32_t starts_mask;
     _Atomic int64_t pause_ns; /* how long to spin for the next run */
     tw_team_work work;
     void *argument;
@@ -95,6 +99,14 @@ static int64_t coarse_now_ns(void)
 
 /* ---- waiting ---- */
 
+/* A loop may open groups for hours in which some worker owns nothing: its claim must not seem to be of a later epoch
+ * when the numbers have wrapped around. No group is open here, and who is late finds nothing in any case. */
+static void refresh_claims(tw_team *team, uint32_t epoch)
+{
+    for (int i = 0; i < team->workers; i++)
+        atomic_store_explicit(&team->members[i].claim, (uint64_t)epoch << 32, memory_order_relaxed);
+}
+
 static void sleep_while_open(tw_team *team, uint32_t epoch)
 {
     atomic_fetch_add(&team->sleepers, 1);
@@ -110,8 +122,11 @@ static void sleep_while_open(tw_team *team, uint32_t epoch)
 
 /* The store and the load are sequentially consistent, as are the sleeper's count and its check of the epoch:
  * either the sleeper sees the new epoch or it is seen here. */
-void tw_team_open(tw_team *team, uint32_t epoch, int wake)
+void tw_team_open(tw_team *team, uint32_t epoch, int64_t step, int wake)
 {
+    uint32_t last = atomic_load_explicit(&team->epoch, memory_order_relaxed);
+    if ((last ^ epoch) >> EPOCHS_A_REFRESH_BITS) refresh_claims(team, epoch);
+    atomic_store_explicit(&team->starts[epoch & team->starts_mask], step, memory_order_relaxed);
     atomic_store(&team->epoch, epoch);
     if (!wake || atomic_load(&team->sleepers) == 0) return;
 #if defined(__linux__)
@@ -146,6 +161,13 @@ static int over_within(const tw_team *team, uint32_t epoch, int64_t spin_ns)
 int tw_team_over_soon(tw_team *team, uint32_t epoch)
 {
     return over_within(team, epoch, team->patience_ns);
+}
+
+/* The step at which the group with this epoch starts, or -1 when it is over already. */
+static int64_t start_of(const tw_team *team, uint32_t epoch)
+{
+    int64_t step = atomic_load_explicit(&team->starts[epoch & team->starts_mask], memory_order_acquire);
+    return open_epoch(team) == epoch ? step : -1;
 }
 
 /* Returns the epoch that is open then: not always the next one. */
@@ -236,19 +258,18 @@ int tw_team_complete(tw_team *team, int64_t units, int64_t units_of_group)
 
 /* ---- threads ---- */
 
-/* With an epoch from an earlier run more than all steps seem to be left: nothing to do, another epoch is open. */
 static void *helper(void *argument)
 {
     member *self = argument;
     tw_team *team = self->team;
     team->work.enter(team->argument, self->index);
-    uint32_t epoch = 0;
     while (!atomic_load_explicit(&team->stop, memory_order_relaxed)) {
-        uint32_t left = atomic_load_explicit(&team->end, memory_order_relaxed) - epoch;
-        if (left > 0 && left <= (uint32_t)team->steps)
-            team->work.group(team->argument, self->index, epoch, team->steps - left);
+        uint32_t epoch = open_epoch(team);
+        int64_t step = start_of(team, epoch);
+        if (step < 0) continue;
+        if (step < team->steps) team->work.group(team->argument, self->index, epoch, step);
         int64_t pause_ns = atomic_load_explicit(&team->pause_ns, memory_order_relaxed);
-        epoch = await_another(team, epoch, left == 0 ? pause_ns : team->run_spin_ns);
+        await_another(team, epoch, step == team->steps ? pause_ns : team->run_spin_ns);
     }
     return NULL;
 }
@@ -258,7 +279,7 @@ static void forget_helpers(tw_team *team)
     atomic_store(&team->done, 0);
     atomic_store(&team->epoch, 0);
     atomic_store(&team->sleepers, 0);
-    atomic_store(&team->end, 0);
+    atomic_store(&team->starts[0], team->steps);
     atomic_store(&team->stop, 0);
     for (int i = 0; i < team->workers; i++) atomic_store(&team->members[i].claim, 0);
     team->started = 0;
@@ -267,7 +288,7 @@ static void forget_helpers(tw_team *team)
 static void stop_helpers(tw_team *team, int helpers)
 {
     atomic_store(&team->stop, 1);
-    tw_team_open(team, atomic_load(&team->end) + 1, 1);
+    tw_team_open(team, open_epoch(team) + 1, team->steps, 1);
     for (int i = 1; i <= helpers; i++) pthread_join(team->members[i].thread, NULL);
     forget_helpers(team);
 }
@@ -300,15 +321,15 @@ int tw_team_start(tw_team *team)
 }
 
 /* Epochs may wrap around: only equality and small differences are used. */
-void tw_team_run(tw_team *team)
+void tw_team_run(tw_team *team, int64_t first)
 {
-    uint32_t epoch = atomic_load_explicit(&team->end, memory_order_relaxed) + 1;
-    uint32_t end = epoch + (uint32_t)team->steps;
+    uint32_t epoch = open_epoch(team) + 1;
     int64_t begin = coarse_now_ns();
-    atomic_store_explicit(&team->end, end, memory_order_relaxed);
-    tw_team_open(team, epoch, 1);
-    while (epoch != end) {
-        team->work.group(team->argument, 0, epoch, team->steps - (end - epoch));
+    tw_team_open(team, epoch, first, 1);
+    for (;;) {
+        int64_t step = start_of(team, epoch);
+        if (step == team->steps) break;
+        if (step >= 0) team->work.group(team->argument, 0, epoch, step);
         epoch = await_another(team, epoch, team->run_spin_ns);
     }
     int64_t part = team->idle_spin_ns > 0 ? (coarse_now_ns() - begin) / IDLE_PART_OF_RUN : 0;
@@ -391,7 +412,13 @@ tw_team *tw_team_create(
     tw_team *team = allocate_lines(sizeof *team);
     if (!team) return NULL;
     team->members = allocate_lines((size_t)workers * sizeof *team->members);
-    if (!team->members) {
+    size_t places = 2;
+    while (places <= (size_t)steps) places *= 2;
+    team->starts = allocate_lines(places * sizeof *team->starts);
+    team->starts_mask = (uint32_t)(places - 1);
+    if (!team->members || !team->starts) {
+        free(team->starts);
+        free(team->members);
         free(team);
         return NULL;
     }
@@ -409,6 +436,7 @@ tw_team *tw_team_create(
     team->patience_ns = team->run_spin_ns < PATIENCE_NS ? team->run_spin_ns : PATIENCE_NS;
     team->work = work;
     team->argument = argument;
+    atomic_store(&team->starts[0], steps);
     make_locks(team);
     pthread_once(&fork_handlers, register_fork_handlers);
     pthread_mutex_lock(&teams_lock);
@@ -427,6 +455,7 @@ void tw_team_destroy(tw_team *team)
     if (team->next) team->next->previous = team->previous;
     pthread_mutex_unlock(&teams_lock);
     if (team->started) stop_helpers(team, team->workers - 1);
+    free(team->starts);
     free(team->members);
     free(team);
 }

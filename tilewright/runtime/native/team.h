@@ -36,8 +36,9 @@ void tw_team_unlock(tw_team *team);
 /* With the lock held: brings the helpers up. 0, or nonzero when they could not be started. */
 int tw_team_start(tw_team *team);
 
-/* With the lock held, after tw_team_start: opens the group at step 0, returns when the last group is complete. */
-void tw_team_run(tw_team *team);
+/* With the lock held, after tw_team_start: opens the group at this step, returns when a group has opened the step
+ * behind all of them. */
+void tw_team_run(tw_team *team, int64_t first);
 
 /* Takes up to piece units of the owner's share of the step with this epoch; how many, and the first in *from. The steps
  * of a group are claimed in order: the next one only after a claim has found nothing left of the one before. A
@@ -60,8 +61,9 @@ int tw_team_is_open(const tw_team *team, uint32_t epoch);
 /* Counts units of the open group as done. True for the one worker that completes it; it calls tw_team_open. */
 int tw_team_complete(tw_team *team, int64_t units, int64_t units_of_group);
 
-/* Opens the group with this epoch. Without wake, workers that sleep stay asleep. */
-void tw_team_open(tw_team *team, uint32_t epoch, int wake);
+/* Opens the group that starts at this step, with an epoch that no group had. Without wake, workers that sleep stay
+ * asleep. */
+void tw_team_open(tw_team *team, uint32_t epoch, int64_t step, int wake);
 
 /* Waits a little for the group with this epoch to be over; whether it is. */
 int tw_team_over_soon(tw_team *team, uint32_t epoch);
