@@ -15,6 +15,7 @@ from tests.frontend.torch_imperative import Function, ramp
 from tests.frontend.torch_programs import interpreted
 from tilewright import Options
 from tilewright.errors import UnsupportedError
+from tilewright.frontend.pytorch.exported import export
 from tilewright.pytorch.module import CompiledModule, compile_module
 
 Tensor = torch.Tensor
@@ -302,3 +303,31 @@ def test_sizes_that_data_tell_as_machine_code(kernel_cache: Path) -> None:
         for found, wanted in zip(fast(boxes, scores + shift), kept(boxes, scores + shift), strict=True):
             torch.testing.assert_close(found, wanted)
     assert fast.compilations == 1 and "runs in parts" in fast.explain()
+
+
+class Steps(torch.nn.Module):
+    """A recurrence of so many steps, what they give written into a tensor or kept in a list."""
+
+    def __init__(self, steps: int, in_list: bool) -> None:
+        super().__init__()
+        self.steps, self.in_list = steps, in_list
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.zeros(3)
+        rows, found = torch.zeros(self.steps, 3), []
+        for t in range(self.steps):
+            h = torch.tanh(h + x[t])
+            if self.in_list:
+                found.append(h)
+            else:
+                rows[t] = h
+        return torch.stack(found) if self.in_list else rows
+
+
+@pytest.mark.parametrize(("steps", "in_list", "loops"), [(20, False, 1), (16, False, 0), (20, True, 0)])
+def test_long_ranges_are_loops_of_the_graph(steps: int, in_list: bool, loops: int) -> None:
+    """Where Python's own loop can do more than one of the graph, it is followed step by step."""
+    module, x = Steps(steps, in_list).eval(), torch.linspace(-1, 1, 3 * steps).reshape(steps, 3)
+    graph = export(module, (x,), {}).graph
+    assert [n.op for n in graph.nodes].count("Loop") == loops
+    torch.testing.assert_close(compile_module(module, (x,), interpreted)(x), module(x))

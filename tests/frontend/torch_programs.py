@@ -27,7 +27,7 @@ class Interpreted:
     """A Graph run by the interpreter in the place of a compiled model: aliasing is made around it, whatever it runs."""
 
     def __init__(self, graph: Graph) -> None:
-        self.program = lower(graph)
+        self.program = lower(graph, regions=True)
         self.names = [tensor.name for tensor in self.program.inputs]
         self.outputs: Sequence[Any] = [SimpleNamespace(name=name) for name in self.program.output_names]
         self.calls: Sequence[Any] = ()

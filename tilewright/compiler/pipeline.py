@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -43,8 +44,11 @@ from tilewright.transform.layout.choose import choose_layouts
 from tilewright.transform.layout.staging import stage_operands
 from tilewright.transform.merge.horizontal import merge_alike
 from tilewright.transform.precision.choose import set_precision
+from tilewright.transform.recurrence.counted import without_counters
 from tilewright.transform.recurrence.reroll import reroll
 from tilewright.transform.recurrence.updates import update_in_place
+
+_LOG = logging.getLogger("tilewright")
 
 
 @dataclass
@@ -187,6 +191,8 @@ def _in_parts(
 ) -> Artifact:  # fmt: skip
     """A Program with control flow that data decide: what is between is planned by itself."""
     refuse_edits(bool(options.overrides))
+    if options.is_tuned:
+        _LOG.warning("a model with loops or branches that data decide is not tuned: it is compiled as without tune")
     program = update_in_place(program)
     verify.verify_program(program)
     stop = options.stop_after if options.stop_after in STAGES[: STAGES.index("loops")] else "loops"
@@ -236,7 +242,7 @@ def _artifact(
 
 
 def _folded(program: Program, backend: Backend) -> Program:
-    folded = fold_constants(program, backend.least_rows)
+    folded = fold_constants(without_counters(program), backend.least_rows)
     return compare_indices(folded) if backend.compares_places else folded
 
 

@@ -47,7 +47,7 @@ def _header(facts: dict[str, Any], width: int) -> list[str]:
         before = f"{_count(facts['operators'], 'operator')} ({_count(facts['computes'], 'tensor expression')})"
         lines += _wrapped("kernels", f"{before} became {_count(facts['kernels_distinct'], 'kernel')}{shared}", width)
     if facts["batches"] > 1:
-        parts = f"goes through in {facts['parts']} parts, one after the other, to keep to its memory: figures of one"
+        parts = f"goes through in {facts['batches']} parts, one after the other, to keep to its memory: figures of one"
         lines += _wrapped("batch", parts, width)
     stages = ", ".join(f"{n} {s:.2f}" for n, s in facts["compile_seconds"]["stages"].items())
     return [*lines, *_wrapped("compiled", f"in {facts['compile_seconds']['total']:.2f} s: {stages}", width)]

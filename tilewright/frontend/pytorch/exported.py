@@ -21,7 +21,7 @@ from tilewright.frontend.pytorch.fx import Parts, decompositions, make_graph
 from tilewright.frontend.pytorch.higher_order import closure
 from tilewright.frontend.pytorch.mutations import Mutation, make_bodies_functional
 from tilewright.frontend.pytorch.python.copies import check_copies
-from tilewright.frontend.pytorch.python.module import rewritten_control
+from tilewright.frontend.pytorch.python.module import loops_over_elements, rewritten_control
 from tilewright.frontend.pytorch.tensors import constant_of
 from tilewright.ir.forms.graph import Graph
 
@@ -99,6 +99,12 @@ def export(
         examples = tuple(place.tensor(leaves, ()).detach().clone() for place in origins)
         followed, given, by_name = tied, examples, {}
     name = type(module).__name__
+    if loops_over_elements(module):
+        found = _with_long_loops(
+            module, lambda: _read(followed, *_program(module, followed, given, by_name), origins, name)
+        )
+        if found is not None:
+            return found
     try:
         return _read(followed, *_program(module, followed, given, by_name), origins, name)
     except (_FollowError, UnsupportedError) as error:
@@ -111,6 +117,16 @@ def export(
             raise (error if isinstance(refusal, _FollowError) else refusal) from None
         except _FollowError:
             raise refusal from None
+
+
+def _with_long_loops(module: torch.nn.Module, read: Callable[[], Exported]) -> Exported | None:
+    """The module with long loops over ranges as loops of the graph; None where it has none that can be."""
+    with rewritten_control(module) as calls:
+        try:
+            found = read()
+        except (_FollowError, UnsupportedError):
+            return None
+    return found if calls.loops else None
 
 
 class _FollowError(ModelError):

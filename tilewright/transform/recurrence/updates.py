@@ -49,21 +49,12 @@ def _update(
     compute: Map, state: Tensor, makers: Mapping[Tensor, Map], constants: Mapping[Tensor, np.ndarray]
 ) -> tuple[Map, Scatter] | None:
     """What is written and where, of a Map that gives its state but for elements at places that the step tells."""
-    at = tuple(map(var, compute.axes))
-    value = compute.value
-    if not is_op(value, "select") or value.args[2] is not load(state, at) or _bytes(state) < _LARGE:
+    if _bytes(state) < _LARGE:
         return None
-    if state.dtype is not compute.output.dtype:
+    places = places_written(compute, state, makers, constants)
+    if places is None:
         return None
-    condition, written, _ = value.args
-    places: dict[Axis, Expr] = {}
-    for part in flattened(_resolved(condition, makers, constants), "and"):
-        place = _place(part)
-        if place is None or place[0] in places:
-            return None
-        places[place[0]] = place[1]
-    if not places or not places.keys() <= set(compute.axes) or any(a in places for a in written.axes):
-        return None
+    written = compute.value.args[1]
     left = tuple(a for a in compute.axes if a not in places)
     fresh = {a: Axis(a.name, a.extent) for a in left}
     moved = {a: var(b) for a, b in fresh.items()}
@@ -75,17 +66,37 @@ def _update(
     return made, put
 
 
-def _place(condition: Expr) -> tuple[Axis, Expr] | None:
+def places_written(
+    compute: Map, state: Tensor, makers: Mapping[Tensor, Map], constants: Mapping[Tensor, np.ndarray],
+    inside: bool = False,
+) -> dict[Axis, Expr] | None:  # fmt: skip
+    """Of a Map that gives its state but for elements at places that a step tells: the axes and the places along them.
+    None of any other. `inside` a Scan numbers may be followed to the step itself."""
+    value = compute.value
+    if not is_op(value, "select") or value.args[2] is not load(state, tuple(map(var, compute.axes))):
+        return None
+    places: dict[Axis, Expr] = {}
+    for part in flattened(_resolved(value.args[0], makers, constants, inside), "and"):
+        place = _place(part, set(compute.axes))
+        if place is None or place[0] in places:
+            return None
+        places[place[0]] = place[1]
+    return places if places and not any(a in places for a in value.args[1].axes) else None
+
+
+def _place(condition: Expr, own: set[Axis]) -> tuple[Axis, Expr] | None:
     """Of a comparison of an axis with a number of the step: the axis and the number."""
     if not is_op(condition, "eq"):
         return None
     for one, other in (condition.args, condition.args[::-1]):
-        if isinstance(one, Var) and not other.axes:
+        if isinstance(one, Var) and one.axis in own and own.isdisjoint(other.axes):
             return one.axis, other
     return None
 
 
-def _resolved(root: Expr, makers: Mapping[Tensor, Map], constants: Mapping[Tensor, np.ndarray]) -> Expr:
+def _resolved(
+    root: Expr, makers: Mapping[Tensor, Map], constants: Mapping[Tensor, np.ndarray], inside: bool
+) -> Expr:
     """An expression with Maps of axes in the place of what they give, and counting constants as the axis they count."""
 
     def rule(node: Expr) -> Expr | None:
@@ -93,7 +104,7 @@ def _resolved(root: Expr, makers: Mapping[Tensor, Map], constants: Mapping[Tenso
             return None
         if isinstance(node.source, Tensor) and node.source in constants:
             return _counted(node, constants[node.source])
-        maker = makers.get(node.source) if isinstance(node.source, Tensor) and node.axes else None
+        maker = makers.get(node.source) if isinstance(node.source, Tensor) and (node.axes or inside) else None
         if maker is None:
             return None
         return resolved(substitute(maker.value, dict(zip(maker.axes, node.args, strict=True))))

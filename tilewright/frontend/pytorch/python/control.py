@@ -36,10 +36,14 @@ _AUGMENTED = {name: getattr(operator, f"i{function}") for name, function in {
 }.items()}  # fmt: skip
 
 
+SHORT = 16  # steps of a loop over plain numbers that are written out one by one
+
+
 class Calls:
     """What the rewritten functions of one module call."""
 
     def __init__(self) -> None:
+        self.loops = 0  # over ranges that became loops of the graph
         self._rewrites: dict[CodeType, CodeType | None] = {}  # None where there is no source
 
     # names and functions
@@ -188,9 +192,21 @@ class Calls:
     ) -> Values:  # fmt: skip
         start, stop, step = (0, *limits, 1)[:3] if len(limits) == 1 else (*limits, 1)[:3]
         if not any(map(is_data, (start, stop, step))):
+            if len(range(start, stop, step)) > SHORT:
+                try:
+                    return self._counted(start, stop, step, body, names, values, augmented, read, where)
+                except UnsupportedError:
+                    pass  # what only Python's own loop can do
             for place in range(start, stop, step):
                 values = body(place, *values[1:])
             return values
+        return self._counted(start, stop, step, body, names, values, augmented, read, where)
+
+    def _counted(
+        self, start: Any, stop: Any, step: Any, body: Step, names: Sequence[str], values: Values,
+        augmented: Sequence[str], read: Values, where: str,
+    ) -> Values:  # fmt: skip
+        """A loop over a range as one of the graph."""
         if is_data(step):
             raise UnsupportedError(f"{where}: the step of a range is a tensor; make it a number")
         counter = number(start)
@@ -206,6 +222,7 @@ class Calls:
             goes_on, one, ("the counter", *names), (counter, unset, *values[1:]),
             augmented, read, where,
         )  # fmt: skip
+        self.loops += 1
         return found[1:]
 
     def _loop(

@@ -8,11 +8,18 @@ from types import FunctionType, MethodType
 
 import torch
 
+from tilewright.frontend.pytorch.python import rewriting
 from tilewright.frontend.pytorch.python.control import Calls
 
 
+def loops_over_elements(module: torch.nn.Module) -> bool:
+    """Whether a module, or one inside it, may have long loops over parts of tensors."""
+    kinds = {type(each) for each in module.modules() if type(each).__module__.partition(".")[0] != "torch"}
+    return any(map(rewriting.loops_over_elements, kinds))
+
+
 @contextmanager
-def rewritten_control(module: torch.nn.Module) -> Iterator[None]:
+def rewritten_control(module: torch.nn.Module) -> Iterator[Calls]:
     """Meanwhile modules run with rewritten control, and tensors they keep as plain attributes are buffers, which the
     exporter lets them change."""
     calls = Calls()
@@ -29,7 +36,7 @@ def rewritten_control(module: torch.nn.Module) -> Iterator[None]:
                 each._buffers[name] = vars(each).pop(name)
                 each._non_persistent_buffers_set.add(name)
                 held.append((each, name))
-        yield
+        yield calls
     finally:
         for each in forwards:
             del vars(each)["forward"]

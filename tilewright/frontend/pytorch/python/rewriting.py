@@ -48,6 +48,32 @@ def rewritten_code(function: FunctionType) -> CodeType:
     return next(c for c in around.co_consts if isinstance(c, CodeType))
 
 
+def loops_over_elements(kind: type) -> bool:
+    """Whether the source of a class, or of a function beside it that it names, has a loop over a range that takes or
+    writes elements of local names by it: over parts of tensors, such as steps in time, not over layers that it has."""
+    try:
+        own = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+        file = ast.parse(inspect.getsource(inspect.getmodule(kind)))  # type: ignore[arg-type]
+    except (OSError, TypeError, SyntaxError):
+        return False
+    named = {n.id for n in ast.walk(own) if isinstance(n, ast.Name)}
+    called = [n for n in file.body if isinstance(n, ast.FunctionDef) and n.name in named]
+    loops = [n for tree in (own, *called) for n in ast.walk(tree) if isinstance(n, ast.For)]
+    return any(_is_range(node) and _takes_elements(node) for node in loops)
+
+
+def _is_range(node: ast.For) -> bool:
+    called = isinstance(node.iter, ast.Call) and isinstance(node.iter.func, ast.Name)
+    return called and node.iter.func.id == "range" and not node.iter.keywords  # type: ignore[attr-defined]
+
+
+def _takes_elements(node: ast.For) -> bool:
+    counter = node.target.id if isinstance(node.target, ast.Name) else None
+    inner = [n for s in node.body for n in ast.walk(s) if isinstance(n, ast.Subscript)]
+    slices = [n.slice for n in inner if isinstance(n.value, ast.Name)]
+    return any(isinstance(n, ast.Name) and n.id == counter for each in slices for n in ast.walk(each))
+
+
 def _definition(name: str, arguments: Sequence[str], body: list[ast.stmt]) -> ast.FunctionDef:
     """By the parser, since versions of Python differ in what a definition has."""
     (made,) = ast.parse(f"def {name}({', '.join(arguments)}): pass").body
@@ -229,9 +255,7 @@ class _Rewriter(ast.NodeTransformer):
         return [goes_on, body, self._bind(names, value, node)]
 
     def visit_For(self, node: ast.For) -> Any:
-        is_range = isinstance(node.iter, ast.Call) and isinstance(node.iter.func, ast.Name)
-        is_range = is_range and node.iter.func.id == "range" and not node.iter.keywords  # type: ignore[attr-defined]
-        if not is_range or not isinstance(node.target, ast.Name) or node.orelse or escape(node.body):
+        if not _is_range(node) or not isinstance(node.target, ast.Name) or node.orelse or escape(node.body):
             node.iter = self._call("several", self.visit(node.iter), self._where(node))
             node.body, node.orelse = self._block(node.body), self._block(node.orelse)
             return node
