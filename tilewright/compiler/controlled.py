@@ -11,7 +11,7 @@ from tilewright.ir.forms.compute import Program, Region
 from tilewright.ir.forms.loops import LoopProgram
 from tilewright.lower.parts import Choice, Ordered, Repeat, Straight, cut
 from tilewright.lower.regions import Linker, Lowered, told_apart
-from tilewright.tile_graph.plan.form import Plan, Tile
+from tilewright.tile_graph.plan.form import Hold, Plan, Tile
 
 PlanPart = Callable[[Program, int], Lowered | None]  # of a straight part and its number; None where it stops earlier
 
@@ -79,7 +79,7 @@ def _plan(ordered: Ordered, lowered: dict[Straight, Lowered]) -> Plan:
 
     def tile(inner: Ordered, over: str, name: str) -> Tile:
         body: list[Tile] = []
-        holds = []
+        holds: list[Hold] = []
         for item in inner.items:
             if isinstance(item, Straight):
                 part = lowered[item].plan.body

@@ -49,7 +49,7 @@ def told_apart(part: Lowered, number: int) -> Lowered:
     ports = {t.name for t in part.loops.tensors if t.role in ("input", "output")}
 
     def own(name: str) -> str:
-        return name if name in ports else f"p{number}_{name}"
+        return name if name in ports else f"{name}@p{number}"  # no tensor of a model is named so
 
     def kernel(name: str) -> str:
         return f"p{number}_{name}"
@@ -100,7 +100,7 @@ class Linker:
     def _begun(self, ordered: Ordered, names: Names) -> Names:
         """What a loop alone reads, as the first of what it carries, is made where the loop has it."""
         reads: dict[Tensor, int] = {}
-        made = set()
+        made: set[Tensor] = set()
         for item in ordered.items:
             if isinstance(item, Straight):
                 made.update(t for t in item.program.outputs if t not in names)
@@ -140,7 +140,7 @@ class Linker:
         if name not in self.kernels:
             self.kernels[name] = _put_kernel(name, scatter, [s for s in sources if isinstance(s, Tensor)])
         arguments = (scatter.output, *sources)
-        self.calls.append(Call(name, tuple(self._named(t, around, names) for t in arguments)))  # type: ignore[arg-type]
+        self.calls.append(Call(name, tuple(self._named(t, around, names) for t in arguments)))
 
     def _repeat(self, item: Repeat, around: Program, names: Names) -> None:
         """Steps in turn read what is carried in one place and write it to the other; it ends in the first."""
@@ -224,7 +224,7 @@ class Linker:
 def _used(item: Item) -> Sequence[Tensor]:
     """What an item that is no straight part reads."""
     if isinstance(item, Update):
-        return [item.scatter.initial, *(n.source for n in loads(*item.scatter.indices, item.scatter.value))]  # type: ignore[list-item]
+        return [item.scatter.initial, *(n.source for n in loads(*item.scatter.indices, item.scatter.value))]
     assert isinstance(item, Repeat | Choice)
     condition = () if isinstance(item, Repeat) else (item.region.condition,)  # of a loop it is the first capture
     return [*condition, *item.region.captures]
@@ -251,7 +251,7 @@ def _put_kernel(name: str, scatter: Scatter, sources: Sequence[Tensor]) -> Kerne
     buffers = {t: Buffer(f"source{k}", tuple(t.shape), t.dtype, Memory.GLOBAL) for k, t in enumerate(sources)}
 
     def here(root: Expr) -> Expr:
-        return rewrite(root, lambda n: load(buffers[n.source], n.args)  # type: ignore[index]
+        return rewrite(root, lambda n: load(buffers[n.source], n.args)
                        if isinstance(n, Load) and n.source in buffers else None)  # fmt: skip
 
     indices = tuple(map(here, scatter.indices))

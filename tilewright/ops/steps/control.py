@@ -263,9 +263,9 @@ def _loop(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) 
     has_sequences = any(isinstance(t, Sequence) for t in start)
     is_settled = b.value(limit) is not None and (condition is None or b.value(condition) is not None)
     if b.regions and not is_settled and not has_sequences:
-        made = _as_region(b, node, limit, condition, start, run)
-        if made is not None:
-            return made
+        found = _as_region(b, node, limit, condition, start, run)
+        if found is not None:
+            return found
     if limit is None:
         raise RegionError(str(b.unsupported(f"its trip count is known only at run time; {way_out}")))
     count = int(b.decided(limit, f"its trip count is known only at run time; {way_out}").reshape(-1)[0])

@@ -93,7 +93,7 @@ def _told(compute: Compute, told: Mapping[Tensor, Expr]) -> Compute:
     """A compute of the body with what is known of the step in the place of carried numbers."""
 
     def known(root: Expr) -> Expr:
-        return simplify(rewrite(root, lambda n: told.get(n.source) if isinstance(n, Load) else None))  # type: ignore[arg-type]
+        return simplify(rewrite(root, lambda n: told.get(n.source) if isinstance(n, Load) else None))
 
     if isinstance(compute, Map):
         return replace(compute, value=known(compute.value))
@@ -243,7 +243,7 @@ def _reading(compute: Compute, all_steps: Mapping[Tensor, Tensor], step: Expr) -
     assert isinstance(compute, Map | Reduce)
 
     def at_step(root: Expr) -> Expr:
-        return rewrite(root, lambda n: load(all_steps[n.source], (step, *n.args))  # type: ignore[index]
+        return rewrite(root, lambda n: load(all_steps[n.source], (step, *n.args))
                        if isinstance(n, Load) and n.source in all_steps else None)  # fmt: skip
 
     if isinstance(compute, Map):
