@@ -63,7 +63,7 @@ class YoloV3(nn.Module):
         anchors = (self.anchors0, self.anchors1, self.anchors2)
         for k, x in enumerate((a, b, c)):
             size = x.shape[-1]
-            y = x.view(1, 3, CLASSES + 5, size, size).permute(0, 1, 3, 4, 2).clone()
+            y = x.view(1, 3, CLASSES + 5, size, size).permute(0, 1, 3, 4, 2).contiguous()
             y[..., 0:2] = (y[..., 0:2].sigmoid() + grids[k]) * self.strides[k]
             y[..., 2:4] = y[..., 2:4].exp() * anchors[k]
             y[..., 4:] = y[..., 4:].sigmoid()

@@ -219,7 +219,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "handed out to nobody": (
         in_stream(lambda t: replace(t, over="everyone")),
-        "a tile is handed out to one of order, cores, blocks, lanes, warps, steps, not 'everyone'",
+        "a tile is handed out to one of order, cores, blocks, lanes, warps, steps, while, branch, not 'everyone'",
     ),
     "kernel inside a kernel": (
         in_stream(lambda t: replace(t, over="cores", name="k9")),

@@ -6,12 +6,12 @@
     Leaf  = nest: how it runs
     Barrier = the units that wait for each other
 
-A Tile cuts axes into parts and hands them out: one after the other, to cores, the blocks, warps and threads
-of a GPU, or to the steps of a Scan. What a Tile holds stays at its memory level while its body runs. A Leaf says how
-one nest runs on the part of it that the Tiles around it leave; a Leaf that occurs again is computed again. A read is
-served by the nearest Hold around it. Kernels are the Tiles handed out to cores or blocks; the outermost Tile is main
-memory (or the host's, beyond it), with every intermediate that crosses kernels. Steps of a Scan inside a kernel make
-it persistent: its units meet at Barriers.
+A Tile cuts axes into parts and hands them out: one after the other, to cores, the blocks, warps and threads of a GPU,
+or to the steps of a Scan; data may repeat one around kernels, or choose one of its children. What a Tile holds stays
+at its memory level while its body runs. A Leaf says how one nest runs on the part of it that the Tiles around it
+leave; a Leaf that occurs again is computed again. A read is served by the nearest Hold around it. Kernels are the
+Tiles handed out to cores or blocks; the outermost Tile is main memory (or the host's, beyond it), with every
+intermediate that crosses kernels. Steps of a Scan inside a kernel make it persistent: its units meet at Barriers.
 
 A Tile runs its body in order, or together: each child on units of its own, meeting only through Holds in stages. Of a
 Hold in n stages there are n parts: what fills it runs n - 1 parts ahead of what reads it. Kernels over blocks that run
@@ -34,7 +34,8 @@ from tilewright.ir.forms.tensor import Layout, StorageAxis
 
 Sizes = tuple[tuple[str, int], ...]  # axis name -> size, in order
 
-HANDED_OUT = ("order", "cores", "blocks", "lanes", "warps", "steps")  # one part after the other, or to whom
+# one part after the other, or to whom; again while data say so, or one of its children as they choose
+HANDED_OUT = ("order", "cores", "blocks", "lanes", "warps", "steps", "while", "branch")
 LAUNCHED = ("cores", "blocks")  # a Tile handed out so is a kernel
 RUNS = ("order", "together")  # the children of a Tile: one after the other, or side by side
 # of a nest: all of it, or a carried state begun, updated, ended; or the copy that fills a Hold
