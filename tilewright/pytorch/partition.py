@@ -17,6 +17,7 @@ from tilewright.errors import UnsupportedError
 from tilewright.frontend.pytorch.aliases import laid_out, shared_outputs
 from tilewright.frontend.pytorch.fx import Parts, is_check, make_graph, uncovered, why_uncovered
 from tilewright.frontend.pytorch.higher_order import is_control, is_loop, operands, returned
+from tilewright.ir.forms.graph import Graph
 from tilewright.pytorch.calls import Build, TensorCall
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
