@@ -113,6 +113,8 @@ def _join_parts(facts: dict[str, Any], artifact: Artifact, measured: Profile | N
              "traffic_bytes")  # fmt: skip
     facts["totals"] = {name: round(sum(t[name] for t in totals), 3) for name in names}
     facts["totals"] |= _memory_sizes(loops)
+    meeting = sum((Counter(t["edges"]) for t in totals), Counter[str]())
+    facts["totals"]["edges"] = {x.name: meeting[x.name] for x in artifact.target.levels if meeting[x.name]}
     timed = [t["measured_us"] for t in totals]
     facts["totals"]["measured_us"] = round(sum(timed), 3) if timed and None not in timed else None
     facts["totals"]["levels"] = [
