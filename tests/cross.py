@@ -172,16 +172,17 @@ def _compiled_twice(load, there: Elsewhere):  # type: ignore[no-untyped-def]
 
     def loaded(
         sources: dict[str, str], loops: LoopProgram, program: Program, plan: Plan, target: Target, options: Options,
-        weights_dir: Path | None = None, early: ObjectCompiler | None = None,
+        weights_dir: Path | None = None, early: ObjectCompiler | None = None, blocks: Mapping[str, int] | None = None,
     ) -> CpuModel:  # fmt: skip
         if target.architecture == "any":  # no machine in particular: it runs here as it is
-            return load(sources, loops, program, plan, target, options, weights_dir)
+            return load(sources, loops, program, plan, target, options, weights_dir, None, blocks)
         check_compiles(sources, target, there.folder or options.cache_dir)
         native = machine_code.render(loops, target)
         portable = machine_code.render(loops, target, "portable")
         # a text that a test has edited stays as it is
         ran = {name: portable[name] if text == native[name] else text for name, text in sources.items()}
-        return load(ran, loops, program, plan, replace(target, architecture="any", features=()), options, weights_dir)
+        here = replace(target, architecture="any", features=())
+        return load(ran, loops, program, plan, here, options, weights_dir, None, blocks)
 
     return loaded
 
