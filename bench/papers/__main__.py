@@ -103,8 +103,9 @@ def of_models(paper: ModuleType, arguments: argparse.Namespace, asked: Asked) ->
                 if isfinite(before) and isfinite(after):
                     gains.setdefault(step.name, []).append(before / after)
     words = "measured" if asked.seconds > 0 else "predicted"
-    means = ", ".join(f"{step} {geometric_mean(found):.2f}x" for step, found in gains.items())
-    print("\n".join((f"Each step against the one before, {words}, geometric mean: {means}.", "", *paper.SAID)))
+    means = ", ".join(f"{step} {geometric_mean(found):.2f}x of {len(found)}" for step, found in gains.items())
+    summary = f"Each step against the one before, {words}, geometric mean of so many models: {means}."
+    print("\n".join((summary, "", *paper.SAID)))
 
 
 def report(steps: Sequence[Step], counts: Sequence[Counts], times: Sequence[float] | None) -> list[str]:
