@@ -18,17 +18,15 @@ from tilewright.backend.cpu.kernel.parts import Parts
 from tilewright.backend.cpu.kernel.tile_traffic import Numbers, outer_scratch_seconds, scratch_seconds, traffic_seconds
 from tilewright.backend.cpu.leaf.instructions import crowding
 from tilewright.backend.cpu.leaf.leaf_seconds import (
-    chains_of,
     epilogue_cost,
     known_seconds,
-    point_cost,
+    reduction_seconds,
     register_fill,
     row_starts,
 )
 from tilewright.backend.cpu.leaf.vectorise import layouts_around, scatter_cycles
 from tilewright.backend.cpu.prefetch.ahead import asked_ahead, panel_read, prefetched_seconds, rows_ahead, walks_rows
 from tilewright.backend.cpu.prefetch.soon import asked_soon, weights_in_panels
-from tilewright.backend.cpu.vector.micro import fold_cycles
 from tilewright.backend.cpu.vector.near_rows import may_keep_rows, near_rows
 from tilewright.backend.protocol import Choice
 from tilewright.ir.forms.expr import Axis, var
@@ -61,7 +59,7 @@ _STREAM_STEP = 12.0  # operations to bring one carried value from block to block
 _SHARED_COST = 3.0  # times the cost of a kernel of one tile: workers must meet before and after
 _SHARED_STEP, _STEP = 1.0, 0.0  # the same for the steps of a Scan: workers know their tiles, and are there already
 _FOREIGN = 5.0  # times what a line of the outer cache takes: one that another unit has just written
-_ROW_SLOTS = 10.0  # of starting the innermost loop of a map or reduction
+_ROW_SLOTS = 10.0  # of starting the innermost loop of a map
 _ENOUGH_TILES = 8  # along other axes
 _FEW_TILES = 4  # along an axis: with so few the even cut counts for more than the last register tile
 _OFTEN = 4  # that tiles which are less than whole come to a unit, for units to have the same number of them
@@ -529,18 +527,16 @@ def _nest_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext, times:
     """Arithmetic of a nest on its part of a tile, so many times; its results are `carried` on so often."""
     rate, wide = context.target.fma_rate, context.target.lanes(4)
     points = context.memo.tiles.boxes.elements(box) * times
-    per_point = epilogue_cost(nest, plan, context) + _STREAM_STEP * carried
-    if is_contraction(nest):
-        total = known_seconds(nest, plan, box, context) * times
-        if plan.instruction is None:
-            vector = nest.named(plan.vector) if plan.vector else None
-            register = {nest.named(a): n for a, n in plan.register}
-            total = total + scatter_cycles(nest, vector, register, context, points) * 2 * wide / rate
-    else:
-        per_point = per_point + point_cost(nest, plan) * prod(extent_of(a.extent) for a in nest.reduce_axes)
-        slots = _ROW_SLOTS
-        if plan.vector is not None and nest.named(plan.vector) in nest.reduce_axes:
-            slots += 2 * fold_cycles(plan.lanes, chains_of(plan))
-        total = row_starts(nest, plan, box) * times * slots * wide / rate
     vectors = wide / max(plan.lanes, 1) if plan.vector else wide
+    if nest.monoid is not None and not is_contraction(nest):
+        return reduction_seconds(nest, plan, box, context) * times + points * _STREAM_STEP * carried * vectors / rate
+    per_point = epilogue_cost(nest, plan, context) + _STREAM_STEP * carried
+    if nest.monoid is None:
+        total = row_starts(nest, plan, box) * times * _ROW_SLOTS * wide / rate
+    else:
+        total = known_seconds(nest, plan, box, context) * times
+    if nest.monoid is not None and plan.instruction is None:
+        vector = nest.named(plan.vector) if plan.vector else None
+        register = {nest.named(a): n for a, n in plan.register}
+        total = total + scatter_cycles(nest, vector, register, context, points) * 2 * wide / rate
     return total + points * per_point * vectors / register_fill(nest, plan, box, context) / rate

@@ -2,29 +2,28 @@
 
 A block of registers takes as long as the busiest of what it needs: pipes that compute, ports that load, the port that
 stores, and the chain from one step of a sum to the next on the same accumulator. Blocks of every size that a tile is
-cut into are counted by themselves: what is left over waits for its chain where a whole block would not.
+cut into are counted by themselves: what is left over waits for its chain where a whole block would not. What a block
+does is found once for a nest; sizes of blocks may be arrays with an entry a candidate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import log2, prod
+from typing import Any
 
-from tilewright.backend.cpu.vector.contraction_facts import PIPES
-from tilewright.ir.analysis.simplify import Linear, join_divisions, linear, simplify
-from tilewright.ir.forms.expr import Axis, Const, Expr, Load, Op, Var, axes_of, is_op, loads, var, walk
-from tilewright.ir.forms.tensor import Tensor
-from tilewright.lower.access import Access, Place
-from tilewright.lower.blocks import Piece
+from tilewright.ir.forms.expr import Axis, Expr, Load, axes_of, is_op, loads, walk
 from tilewright.target import Target
+from tilewright.tile_graph.algebra.context import is_contraction
 from tilewright.tile_graph.algebra.nest import Nest, data_ops, op_cost
 from tilewright.tile_graph.algebra.propagate import Size, extent_of
-from tilewright.tile_graph.algebra.unswitch import positions as written_out
 from tilewright.tile_graph.traffic.touch import chosen, least, most
 
+PIPES = 2  # vector FMA pipes, and vector loads a cycle
 _ISSUED = 4.0  # instructions a cycle that the processors we know take up
+_ISSUED_IN_ORDER = 2.0  # the same of a block written out whole, where most wait for others
 _AHEAD = 200.0  # instructions that they look ahead: short blocks run into each other, and hide each other's chains
 _BESIDE = 0.1  # of what the less busy ports do that is not wholly beside the busiest
 _CALL_ALONE = 1.25  # times as long for a function of vector mathematics by itself as for as many as run side by side
@@ -34,6 +33,9 @@ _CHECK = 4.0  # instructions of a question whether a window lies inside, for a w
 _LOADED = 6.0  # cycles from a read of the nearest cache to its use
 _FORESEEN = 32.0  # turns of a loop whose end the processor foresees
 _MISSED = 16.0  # cycles where it does not
+_BLOCK = 14.0  # cycles to start and end a block's loop over a sum: addresses, the first loads, the last adds
+_WIDE = 8  # lanes of the vectors that have masked moves: a part of one is transposed as well as the whole
+_RESUMED = 180.0  # cycles to resume a block of a contraction in another pass: its rows and its panel are cold again
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,13 @@ class Ports:
     load: float
     store: float
     latency: float  # cycles from one multiply-add to the next on its result
+    issued: float  # instructions
 
     @staticmethod
-    def of(target: Target) -> Ports:
+    def of(target: Target, nest: Nest) -> Ports:
         near, cycle = target.levels[1], clock_of(target) * target.vector_bytes
-        return Ports(PIPES, near.bandwidth / cycle, near.writing / cycle, target.fma_chains / PIPES)
+        issued = _ISSUED_IN_ORDER if nest.unswitched else _ISSUED
+        return Ports(PIPES, near.bandwidth / cycle, near.writing / cycle, target.fma_chains / PIPES, issued)
 
 
 def clock_of(target: Target) -> float:
@@ -57,29 +61,14 @@ def clock_of(target: Target) -> float:
 
 
 @dataclass(frozen=True)
-class Shape:
-    """A leaf on its tile, as its lowering cuts it: what the cycles depend on."""
+class Part:
+    """Registers of a block along an axis, and the lanes that each of them fills."""
 
-    nest: Nest
-    access: Access
-    vector: Axis | None
-    lanes: int
-    chains: int  # vectors side by side along a sum's own axis
-    run: Sequence[Axis]  # axes that are walked as one with the vector's
-    blocks: Sequence[tuple[Size, Mapping[Axis, Piece]]]  # on a tile: how many, and how large along each axis
-    inner: Mapping[Axis, Size]  # elements of the sum
-    unrolled: frozenset[Axis]
-    together: int  # steps in a turn of the innermost loop
-    row_lanes: int  # steps whose broadcast operand is read as one vector
-    passes: int
-    share: Size  # of the elements of the sum, that are not padding
-    distinct: Callable[[Load], float]  # of the reads of a block, that are made
-    starts: Size  # of the innermost loop of a map
-    transposed: Axis | None
+    registers: Size
+    lanes: Size = 1
 
 
-def busy_cycles(shape: Shape, target: Target) -> Size:
-    return _Busy(shape, target).cycles()
+Block = Mapping[Axis, Part]
 
 
 @dataclass(frozen=True)
@@ -106,7 +95,7 @@ class Use:
         # a read is mostly part of the instruction that uses it
         instructions = self.operations + 0.5 * self.reads + self.stores + self.others
         needs = (self.operations / ports.compute, self.reads / ports.load, self.stores / ports.store,
-                 instructions / _ISSUED)  # fmt: skip
+                 instructions / ports.issued)  # fmt: skip
         flowing: Size = 0.0
         for need in needs:
             flowing = most(flowing, need)
@@ -114,223 +103,275 @@ class Use:
         return most(flowing, self.chain * least(1.0, instructions / _AHEAD)) + self.lost
 
 
-class _Busy:
-    def __init__(self, shape: Shape, target: Target) -> None:
-        self.shape, self.nest, self.target, self.ports = shape, shape.nest, target, Ports.of(target)
-        self.along = shape.vector is not None and shape.vector in self.nest.reduce_axes
-        self.strides: dict[Load, int | None] = {}
+@dataclass(frozen=True)
+class Form:
+    """A leaf as its lowering writes it, whatever its tile: what the work of a block depends on."""
 
-    def cycles(self) -> Size:
+    nest: Nest
+    vector: Axis | None
+    lanes: int
+    run: Sequence[Axis]  # axes that are walked as one with the vector's
+    blocked: Sequence[Axis]  # axes of the register tile
+    unrolled: frozenset[Axis]
+    together: int  # steps in a turn of the innermost loop
+    row_lanes: int  # steps whose broadcast operand is read as one vector
+    transposed: Axis | None
+    stride: Callable[[Load], int | None]  # elements between neighbours along the vector; None: not one number
+    stored: Sequence[int | None]  # the same of every place that results are stored in
+    # seconds that a vector of a block written out loses to lines that so many reads throw out of the nearest cache
+    crowded: Callable[[int], float] = lambda _: 0.0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A leaf on its tile, as its lowering cuts it."""
+
+    blocks: Sequence[tuple[Size, Block]]  # on a tile: how many, and how large along each axis
+    inner: Mapping[Axis, Size]  # elements of the sum
+    share: Size  # of the elements of the sum, that are not padding
+    distinct: Callable[[Load], Size]  # of the reads of a block, that are made
+    starts: Size  # of the innermost loop of a map
+    chains: Size = 1  # vectors side by side along a sum's own axis
+    passes: Size = 1
+
+
+@dataclass(frozen=True)
+class _Some:
+    """So much of something for every register along some axes of a block, and along a sum's chains."""
+
+    axes: frozenset[Axis]
+    amount: float
+    is_chained: bool = False
+
+
+@dataclass(frozen=True)
+class _Read:
+    node: Load
+    some: _Some
+    is_apart: bool  # its lanes are no neighbours in memory
+    is_shared: bool  # all lanes read the same
+
+
+class Busy:
+    """What every block of a leaf does, and what all of them take."""
+
+    def __init__(self, form: Form, target: Target) -> None:
+        self.form, self.nest, self.target, self.ports = form, form.nest, target, Ports.of(target, form.nest)
+        self.along = form.vector is not None and form.vector in self.nest.reduce_axes
+        monoid = self.nest.monoid
+        self.states = len(monoid.combine) if monoid is not None else 1
+        if monoid is not None:
+            self.combined = float(sum(op_cost(n.op.name) for n in data_ops(*monoid.combine)))
+            self.operations = self._element_operations(monoid.operator == "add")
+            self.reads = [self._read(n, self._axes(n)) for n in loads(*self.nest.elements)]
+            self.is_checked = any(is_op(n, "select") for n in walk(*self.nest.elements))
+        self._end()
+
+    def _axes(self, node: Expr) -> frozenset[Axis]:
+        """Axes of a block along which a node has a value of its own in every register."""
+        used = set(axes_of(node))
+        if not used.isdisjoint(self.form.run):
+            used.add(self.form.run[-1])
+        return frozenset(a for a in self.form.blocked if a in used)
+
+    def _is_chained(self, node: Expr) -> bool:
+        return self.along and self.form.vector in axes_of(node)
+
+    def _element_operations(self, adds: bool) -> list[_Some]:
+        """Operations of one element of a sum; the multiplication is one with the addition."""
+        elements = self.nest.elements
+        fused = elements[0] if adds and is_op(elements[0], "mul") else None
+        found: dict[tuple[frozenset[Axis], bool], float] = {}
+        for node in data_ops(*elements):
+            if node.op.name != "select" and node is not fused:
+                key = self._axes(node), self._is_chained(node)
+                found[key] = found.get(key, 0.0) + op_cost(node.op.name)
+        return [_Some(axes, amount, is_chained) for (axes, is_chained), amount in found.items()]
+
+    def _read(self, node: Load, axes: frozenset[Axis]) -> _Read:
+        step = self.form.stride(node) if self.form.vector is not None else 1
+        is_apart = step not in (0, 1)
+        return _Read(node, _Some(axes, 1.0, self._is_chained(node)), is_apart, step == 0)
+
+    def _end(self) -> None:
+        """What is done with the results of a block, or all that a map does."""
+        nest, form = self.nest, self.form
+        self.vectors = frozenset(a for a in form.blocked if a is form.vector)
+        self.calls: list[_Some] = []  # of vector mathematics
+        self.spilled, self.lost = 0.0, 0.0
+        light: dict[frozenset[Axis], float] = {}
+        read: dict[tuple[frozenset[Axis], bool], float] = {}
+        for node in data_ops(*nest.values):
+            if op_cost(node.op.name) > 1:
+                self.calls.append(_Some(self._axes(node), op_cost(node.op.name)))
+            else:
+                light[self._axes(node)] = light.get(self._axes(node), 0.0) + (0.5 if node.op.name == "select" else 1.0)
+        for load in loads(*nest.values):
+            if load.source not in nest.accumulated:
+                found = self._read(load, self._axes(load))
+                key = found.some.axes, found.is_apart
+                read[key] = read.get(key, 0.0) + 1.0
+        whole, places = frozenset(form.blocked), 1
+        if nest.unswitched:
+            operations, reads, checks = nest.block_counts()
+            whole, places = self.vectors, prod(nest.unswitched.values())
+            light, read = {whole: operations + 0.5 * checks}, {(whole, any(apart for _, apart in read)): float(reads)}
+            self.calls = []
+            # what waits for the second half of a transform and finds no register is written and read again
+            self.spilled = max(0.0, reads - self.target.vector_registers // 2)
+            self.lost = form.crowded(reads) * clock_of(self.target)
+        self.light = [_Some(axes, amount) for axes, amount in light.items()]
+        self.ended = [(_Some(axes, amount), is_apart) for (axes, is_apart), amount in read.items()]
+        self.stored = [(_Some(whole, float(places)), step != 1) for step in form.stored]
+
+    # --- blocks
+
+    def cycles(self, shape: Shape) -> Size:
         total: Size = 0.0
-        for count, block in self.shape.blocks:
-            ended = self._ended(block).times(self.shape.passes)
+        for count, block in shape.blocks:
+            registers = _Registers(block)
+            ended = self._ended(registers).times(shape.passes)
             if self.nest.monoid is None:
                 use = ended.plus(Use(others=_TURN))
             else:
-                use = ended.plus(self._lane_sum(block) if self.along else self._sum(block))
+                use = ended.plus(self._lane_sum(registers, shape) if self.along else self._sum(registers, shape))
             total = total + count * use.cycles(self.ports)
-        return total + self.shape.starts * _START / _ISSUED
+        return total + shape.starts * _START / _ISSUED
 
-    # --- positions of a block
+    def _apart(self, lanes: Size) -> Size:
+        """Reads of the nearest cache for one register whose lanes are no neighbours."""
+        return chosen(lanes > 1, lanes * self.target.gathered_reads, 1.0)
 
-    def _positions(self, node: Expr, block: Mapping[Axis, Piece]) -> int:
-        """Registers that a node has a value of its own in."""
-        used = set(axes_of(node))
-        if not used.isdisjoint(self.shape.run):
-            used.add(self.shape.run[-1])
-        return prod(-(-piece.size // piece.lanes) for axis, piece in block.items() if axis in used)
-
-    def _wide(self, block: Mapping[Axis, Piece]) -> bool:
-        """Whether a block's registers are vectors."""
-        return any(piece.lanes > 1 for piece in block.values())
-
-    def _read(self, node: Load, block: Mapping[Axis, Piece], vector: bool) -> float:
-        """Reads of the nearest cache for one register of a node."""
-        if not vector or self.shape.vector is None:
-            return 1.0
-        stride = self._stride(node)
-        if stride in (0, 1):
-            return 1.0
-        if self.shape.transposed is not None:
-            return 1.0
-        return self._lanes(block) * self.target.gathered_reads
-
-    def _stride(self, node: Load) -> int | None:
-        if node not in self.strides:
-            self.strides[node] = self._found_stride(node)
-        return self.strides[node]
-
-    def _found_stride(self, node: Load) -> int | None:
-        """Elements between neighbours along the vector; None where it is not one number."""
-        assert isinstance(node.source, Tensor) and self.shape.vector is not None
-        if node.source in self.nest.accumulated:
-            return 1
-        if any(i.reads and self.shape.vector in axes_of(i) for i in node.indices):
-            return None
-        return self._along(self.shape.access.read[node.source], node.indices)
-
-    def _along(self, place: Place, indices: tuple[Expr, ...]) -> int | None:
-        """Elements of storage between neighbours along the vector."""
-        total = Linear({}, 0)
-        sizes = place.buffer.shape[len(place.prefix) :]
-        for index, size in zip(place.layout.storage_indices(indices), sizes, strict=True):
-            total = total.scaled(extent_of(size)).plus(linear(simplify(index)))
-        step = 0
-        vector = self.shape.vector
-        for term, by in join_divisions(total).terms.items():
-            if isinstance(term, Var) and term.axis is vector:
-                step += by
-            elif vector in axes_of(term):
-                inner = self._inside(term)
-                if inner is None:
-                    return None
-                step += by * inner
-        return step
-
-    def _inside(self, term: Expr) -> int | None:
-        """Of an index that is no sum, how it moves along a vector that never crosses a multiple."""
-        vector = self.shape.vector
-        assert vector is not None
-        if is_op(term, "mod") or is_op(term, "floordiv"):
-            place, size = term.args
-            if not isinstance(size, Const) or int(size.value) < self.shape.lanes:
-                return None
-            return linear(place).terms.get(var(vector), 0) if is_op(term, "mod") else 0
-        if is_op(term, "min") or is_op(term, "max"):
-            moving = [a for a in term.args if vector in axes_of(a)]
-            return linear(moving[0]).terms.get(var(vector), 0) if len(moving) == 1 else None
-        return None
+    def _is_turned(self, block: _Registers) -> Any:
+        """Whether a block is transposed in registers: squares that lack too much go lane by lane."""
+        if self.form.transposed is None:
+            return False
+        lanes = self.form.lanes
+        enough = lanes if lanes < _WIDE else lanes // 2 + 1
+        return least(block.lanes, block.count(frozenset({self.form.transposed}))) >= enough
 
     # --- sums
 
-    def _step(self, block: Mapping[Axis, Piece], wide: bool, chains: int) -> Use:
-        """One step of a sum."""
-        monoid = self.nest.monoid
-        assert monoid is not None
-        whole = prod(-(-p.size // p.lanes) for p in block.values()) * chains
-        combined = float(sum(op_cost(n.op.name) for n in data_ops(*monoid.combine)))
-        operations = combined * whole
-        fused = monoid.operator == "add" and is_op(self.nest.elements[0], "mul")
-        for node in data_ops(*self.nest.elements):
-            if node.op.name != "select" and not (fused and node is self.nest.elements[0]):
-                operations += op_cost(node.op.name) * self._positions(node, block) * self._chained(node, chains)
-        reads = 0.0
-        for load in loads(*self.nest.elements):
-            each = self._read(load, block, wide) * self.shape.distinct(load)
-            if wide and not self.along and self._stride(load) == 0:
-                each = each / self.shape.row_lanes
-            reads += self._positions(load, block) * self._chained(load, chains) * each
-        spilled = self._spilled(whole, block)
-        depth = 1.0 if len(monoid.combine) == 1 else 2.0
+    def _step(self, block: _Registers, lanes: Size, chains: Size, shape: Shape) -> Use:
+        """One step of a sum, of vectors with so many lanes."""
+        assert self.nest.monoid is not None
+        whole = block.all() * chains
+        operations = self.combined * whole
+        for some in self.operations:
+            operations = operations + block.of(some, chains)
+        reads: Size = 0.0
+        beside: Size | None = None
+        for read in self.reads:
+            count = block.count(read.some.axes)
+            beside = count if beside is None else least(beside, count)
+            each = shape.distinct(read.node) * (self._apart(lanes) if read.is_apart else 1.0)
+            if read.is_shared and not self.along and self.form.row_lanes > 1:
+                each = each / chosen(lanes > 1, float(self.form.row_lanes), 1.0)
+            reads = reads + block.of(read.some, chains) * each
+        # accumulators that find no register beside the operands of a step: read and written in each
+        held = whole * self.states + (0 if beside is None else beside) + 1
+        spilled = most(0.0, held - self.target.vector_registers)
+        depth = 1.0 if self.states == 1 else 2.0
         return Use(operations, reads + spilled, spilled, 0.0, depth * self.ports.latency)
 
-    def _spilled(self, accumulators: int, block: Mapping[Axis, Piece]) -> float:
-        """Accumulators that find no register beside the operands of a step: read and written in each."""
-        beside = min(self._positions(n, block) for n in loads(*self.nest.elements)) if loads(*self.nest.elements) else 0
-        states = len(self.nest.monoid.combine) if self.nest.monoid is not None else 1
-        return float(max(0, accumulators * states + beside + 1 - self.target.vector_registers))
-
-    def _chained(self, node: Expr, chains: int) -> int:
-        return chains if self.along and self.shape.vector in axes_of(node) else 1
-
-    def _sum(self, block: Mapping[Axis, Piece]) -> Use:
+    def _sum(self, block: _Registers, shape: Shape) -> Use:
         """All steps of a block whose lanes are results."""
-        shape = self.shape
+        form = self.form
         steps: Size = 1.0
         for size in shape.inner.values():
             steps = steps * size
-        written = float(prod(extent_of(a.extent) for a in shape.unrolled) * shape.together)
-        innermost: Size = 1.0
-        for axis in list(shape.inner)[::-1]:
-            if axis not in shape.unrolled:
-                innermost = shape.inner[axis]
-                break
-        inner = self._step(block, self._wide(block), 1).plus(Use(others=_TURN / written))
-        around = steps / most(innermost * written / shape.together, 1.0)
-        checks = any(is_op(n, "select") for n in walk(*self.nest.elements))
-        turning = Use(others=_START + (_CHECK if checks else 0.0), lost=self._missed(innermost))
-        return inner.times(steps * shape.share).plus(turning.times(around * shape.passes))
+        written = float(prod(extent_of(a.extent) for a in form.unrolled) * form.together)
+        innermost = next((n for a, n in reversed(shape.inner.items()) if a not in form.unrolled), 1.0)
+        inner = self._step(block, block.lanes, 1, shape).plus(Use(others=_TURN / written))
+        around = steps / most(innermost * written / form.together, 1.0)
+        turning = Use(others=_START + (_CHECK if self.is_checked else 0.0), lost=_missed(innermost))
+        resumed = _RESUMED * (shape.passes - 1) if is_contraction(self.nest) else 0.0
+        begun = Use(lost=_BLOCK * shape.passes + resumed)
+        return inner.times(steps * shape.share).plus(turning.times(around * shape.passes)).plus(begun)
 
-    def _missed(self, turns: Size) -> Size:
-        return chosen(turns > _FORESEEN, _MISSED, 0.0)
-
-    def _lane_sum(self, block: Mapping[Axis, Piece]) -> Use:
+    def _lane_sum(self, block: _Registers, shape: Shape) -> Use:
         """All steps of a block whose lanes are parts of the sum: what fills no vectors goes element by element."""
-        shape = self.shape
-        assert shape.vector is not None
-        width = shape.lanes * shape.chains
-        length = shape.inner[shape.vector]
+        form = self.form
+        assert form.vector is not None
+        width = form.lanes * shape.chains
+        length = shape.inner[form.vector]
         others: Size = 1.0
         for axis, size in shape.inner.items():
-            others = others * (size if axis is not shape.vector else 1.0)
-        outputs = prod(p.size for p in block.values())
+            others = others * (size if axis is not form.vector else 1.0)
         turn = Use(others=_TURN)
-        wide = self._step(block, True, shape.chains).plus(turn).times(others * (length // width) * shape.share)
-        single = self._step(block, False, 1).plus(turn).times(others * (length % width) * shape.share)
-        starts = Use(others=2 * _START, lost=self._missed(length // width) + self._missed(length % width)).times(others)
-        states = len(self.nest.monoid.combine) if self.nest.monoid is not None else 1
-        halvings = log2(max(2, shape.lanes)) + shape.chains - 1
+        wide = self._step(block, form.lanes, shape.chains, shape).plus(turn)
+        single = self._step(block, 1, 1, shape).plus(turn).times(others * (length % width) * shape.share)
+        starts = Use(others=2 * _START, lost=_missed(length // width) + _missed(length % width)).times(others)
+        halvings = log2(max(2, form.lanes)) + shape.chains - 1
         # a halving moves one half beside the other, then adds them
-        folded = Use(outputs * states * (3 * halvings), chain=halvings * (self.ports.latency + 3.0))
-        return wide.plus(single).plus(starts).plus(folded)
+        folded = Use(block.all() * self.states * (3 * halvings), chain=halvings * (self.ports.latency + 3.0))
+        return wide.times(others * (length // width) * shape.share).plus(single).plus(starts).plus(folded)
 
     # --- what is stored
 
-    def _ended(self, block: Mapping[Axis, Piece]) -> Use:
-        """What is done with the results of a block, or all that a map does."""
-        nest, wide = self.nest, self._wide(block)
-        values: Sequence[Expr] = nest.values
-        whole = prod(-(-p.size // p.lanes) for p in block.values())
-        if nest.unswitched:
-            values = written_out(nest.unswitched, *nest.values)
-        operations = 0.0
-        for node in data_ops(*values):
-            count = self._vectors(block) if nest.unswitched else self._positions(node, block)
-            operations += self._slots(node) * count * self._alone(node, count)
-        reads = 0.0
-        for load in loads(*values):
-            if load.source not in nest.accumulated:
-                count = self._vectors(block) if nest.unswitched else self._positions(load, block)
-                reads += self._read(load, block, wide) * count
-        stored = 0.0
-        for tensor in nest.stores:
-            for place in self.shape.access.write[tensor]:
-                stride = self._along(place, nest.place) if wide else 1
-                each = 1.0 if stride == 1 or self.shape.transposed is not None else self._lanes(block)
-                stored += each * (len(values) * self._vectors(block) if nest.unswitched else whole)
-        if self.shape.transposed is not None:
-            operations += log2(max(2, self.shape.lanes)) * whole
-        return Use(operations, reads, stored, 0.0, _LOADED + self.ports.latency)
-
-    @staticmethod
-    def _slots(node: Op) -> float:
-        return op_cost(node.op.name) if node.op.name != "select" else 0.5
-
-    def _alone(self, node: Op, count: int) -> float:
-        """What calls of a function cost more where fewer of them are written side by side than the machine runs."""
-        if op_cost(node.op.name) == 1:
-            return 1.0
-        most_together = self.target.calls_together
-        missing = 1 - (min(count, most_together) - 1) / (most_together - 1)
-        return 1 + (_CALL_ALONE - 1) * missing
-
-    def _lanes(self, block: Mapping[Axis, Piece]) -> int:
-        return max((p.lanes for p in block.values()), default=1)
-
-    def _vectors(self, block: Mapping[Axis, Piece]) -> int:
-        piece = block.get(self.shape.vector) if self.shape.vector is not None else None
-        return 1 if piece is None else -(-piece.size // piece.lanes)
+    def _ended(self, block: _Registers) -> Use:
+        operations: Size = 0.0
+        for some in self.light:
+            operations = operations + block.of(some)
+        together = self.target.calls_together
+        for some in self.calls:
+            # fewer calls of a function side by side than the machine runs take longer each
+            missing = 1 - (least(block.count(some.axes), together) - 1) / (together - 1)
+            operations = operations + block.of(some) * (1 + (_CALL_ALONE - 1) * missing)
+        turned = self._is_turned(block)
+        reads: Size = 0.0
+        for some, is_apart in self.ended:
+            reads = reads + block.of(some) * (chosen(turned, 1.0, self._apart(block.lanes)) if is_apart else 1.0)
+        stored: Size = 0.0
+        for some, is_apart in self.stored:
+            stored = stored + block.of(some) * (chosen(turned, 1.0, block.lanes) if is_apart else 1.0)
+        if self.form.transposed is not None:
+            operations = operations + log2(max(2, self.form.lanes)) * block.all()
+        again, lost = self.spilled * block.count(self.vectors), self.lost * block.count(self.vectors)
+        return Use(operations, reads + again, stored + again, 0.0, _LOADED + self.ports.latency, lost)
 
 
-def blocks_of(
-    cuts: Mapping[Axis, Sequence[tuple[Piece, Size]]], times: Size
-) -> list[tuple[Size, dict[Axis, Piece]]]:
-    """Blocks of every size on a tile, where each axis is cut into these pieces and all of it runs so many times."""
-    found: list[tuple[Size, dict[Axis, Piece]]] = []
-    for pieces in product(*cuts.values()):
-        count: Size = times
-        for _, trips in pieces:
-            count = count * trips
-        found.append((count, {axis: piece for axis, (piece, _) in zip(cuts, pieces, strict=True)}))
+class _Registers:
+    """The registers of a block, all of them or those along some of its axes."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self.lanes: Size = 1
+        for part in block.values():
+            self.lanes = most(self.lanes, part.lanes)
+        self.counts: dict[frozenset[Axis], Size] = {}
+
+    def count(self, axes: frozenset[Axis]) -> Size:
+        if axes not in self.counts:
+            self.counts[axes] = _product(p.registers for a, p in self.block.items() if a in axes)
+        return self.counts[axes]
+
+    def all(self) -> Size:
+        return self.count(frozenset(self.block))
+
+    def of(self, some: _Some, chains: Size = 1) -> Size:
+        return self.count(some.axes) * (some.amount * (chains if some.is_chained else 1))
+
+
+def _product(sizes: Iterable[Size]) -> Size:
+    found: Size = 1
+    for size in sizes:
+        found = found * size
     return found
 
+
+def _missed(turns: Size) -> Size:
+    """Cycles lost where a loop of so many turns ends."""
+    return chosen(turns > _FORESEEN, _MISSED, 0.0)
+
+
+def blocks_of(cuts: Mapping[Axis, Sequence[tuple[Size, Part]]], times: Size) -> list[tuple[Size, dict[Axis, Part]]]:
+    """Blocks of every size on a tile, where each axis is cut into so many of these parts and all of it runs so many
+    times."""
+    found: list[tuple[Size, dict[Axis, Part]]] = []
+    for parts in product(*cuts.values()):
+        count: Size = times
+        for number, _ in parts:
+            count = count * number
+        found.append((count, {axis: part for axis, (_, part) in zip(cuts, parts, strict=True)}))
+    return found

@@ -129,8 +129,11 @@ def candidate_tiles(nests: Sequence[Nest], plan: Leaf, units: int, uncut: frozen
 def _vector_penalty(nest: Nest, plan: Leaf, context: NestContext) -> float:
     """Instructions for a vector's worth of elements along the plan's vector axis, over those along the best one.
 
-    One for what the construction builds; elements that are not neighbours in memory are gathered one by one.
+    One for what the construction builds; elements that are not neighbours in memory are gathered one by one, which the
+    price of reductions knows.
     """
+    if nest.monoid is not None and not is_contraction(nest):
+        return 1.0
     priced = _vector_costs(nest, context)
     own = priced.get(nest.named(plan.vector)) if plan.vector is not None else None
     return own / min(priced.values()) if own is not None else 1.0

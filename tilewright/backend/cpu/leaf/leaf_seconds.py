@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from math import log2
+from math import log2, prod
 
 import numpy as np
 
+from tilewright.backend.cpu.leaf.arithmetic import Arithmetic, reduction_arithmetic
 from tilewright.backend.cpu.leaf.instructions import instruction_seconds
 from tilewright.backend.cpu.leaf.vectorise import facts_of, runs_of
 from tilewright.backend.cpu.vector.contraction_facts import form_of
-from tilewright.backend.cpu.vector.crowding import crowded_slots
+from tilewright.backend.cpu.vector.crowding import crowded_seconds
 from tilewright.backend.cpu.vector.micro import core_seconds, dot_seconds, moving_seconds
 from tilewright.ir.analysis.simplify import simplify
 from tilewright.ir.forms.expr import Axis, Const, Expr, Load, is_op, var
 from tilewright.tile_graph.algebra.context import NestContext, is_contraction, kind_of, stride
-from tilewright.tile_graph.algebra.nest import Nest, block_cost, data_cost
+from tilewright.tile_graph.algebra.nest import Nest, block_cost
 from tilewright.tile_graph.algebra.propagate import Box, Range, Size, extent_of, index_size
 from tilewright.tile_graph.algebra.rows import Rows
 from tilewright.tile_graph.algebra.runs import stretch
@@ -22,7 +23,6 @@ from tilewright.tile_graph.plan.form import Leaf
 
 _WIDE = 8  # lanes of a vector that is put together through one port of the processor
 _STEP_STALL = 0.55  # of what bringing weights from the tile level delays a contraction, in a step
-_CHAINED = 4.0  # slots from one element to the next of a chain: two cycles, two operations each
 
 
 def row_starts(nest: Nest, plan: Leaf, box: Box) -> Size:
@@ -69,6 +69,20 @@ def _contraction_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext)
     return core + (1 - _found_near(nest, context)) * _STEP_STALL * (moving - core)
 
 
+def reduction_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext) -> Size:
+    """A reduction that is no contraction, on its box."""
+    known, key = context.memo.facts, ("reduction", kind_of(nest, context), plan.unnamed)
+    found: Arithmetic | None = known.get(key)
+    if found is None:
+        found = known[key] = reduction_arithmetic(nest, plan, context)
+    own = found.form.nest  # this one, or one that is alike
+    register = {own.named(a): n for a, n in plan.register}
+    tile = {a: r.size for a, r in zip(own.axes, box, strict=True)}
+    chains = register.get(found.form.vector, plan.lanes) // max(1, plan.lanes) if found.busy.along else 1
+    passes = prod(-(-extent_of(own.named(a).extent) // n) for a, n in plan.cut)
+    return found.seconds(register, tile, max(1, chains), passes)
+
+
 def _weight_seconds(nest: Nest, box: Box, context: NestContext) -> Size:
     """What the weights of a step take from the tile level: an instruction's rate knows nothing of them."""
     cached = context.cached or {}
@@ -92,22 +106,8 @@ def _found_near(nest: Nest, context: NestContext) -> float:
     return sum(cached[t].near * size for t, size in sizes.items()) / max(1, sum(sizes.values()))
 
 
-def point_cost(nest: Nest, plan: Leaf) -> float:
-    """Multiply-add slots one element of a reduction takes: its operations, or its part of the chain they form."""
-    if nest.monoid is None:
-        return 0.0
-    chains = chains_of(plan)
-    operations = nest.element_cost + data_cost(*nest.monoid.combine) + 0.5 * len(nest.element_loads)
-    return max(2.0, _CHAINED / chains, operations)
-
-
-def chains_of(plan: Leaf) -> int:
-    """Vectors side by side along the vector axis."""
-    return max(1, dict(plan.register).get(plan.vector or "", plan.lanes) // max(1, plan.lanes))
-
-
 def epilogue_cost(nest: Nest, plan: Leaf, context: NestContext) -> float:
-    """Multiply-add slots of what is done with each result."""
+    """Multiply-add slots of what is done with each result of a map or a contraction."""
     slots, key = context.memo.tiles.slots, (kind_of(nest, context), plan.unnamed)
     found = slots.get(key)
     if found is None:
@@ -121,7 +121,9 @@ def _epilogue_cost(nest: Nest, plan: Leaf, context: NestContext) -> float:
         if nest.outline.key not in known:
             known[nest.outline.key] = nest.block_counts()
         counts = known[nest.outline.key]
-        return block_cost(nest, counts, context.target.vector_registers) + crowded_slots(nest, counts[1], context)
+        target = context.target
+        lost = crowded_seconds(nest, counts[1], target, context.offset) * target.fma_rate / plan.lanes
+        return block_cost(nest, counts, target.vector_registers) + lost / prod(nest.unswitched.values())
     moving = 1.0 * len(nest.stores) + 0.5 * len(nest.value_loads)
     return nest.value_cost + moving + _lane_slots(nest, plan, context)
 

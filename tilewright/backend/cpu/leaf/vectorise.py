@@ -8,6 +8,7 @@ from math import prod
 
 import numpy as np
 
+from tilewright.backend.cpu.leaf.arithmetic import reduction_arithmetic
 from tilewright.backend.cpu.maps.transposes import transposed_block
 from tilewright.backend.cpu.vector.construct import Built, build_tiles, dot_tiles
 from tilewright.backend.cpu.vector.contraction_facts import ContractionFacts, factors_of, operands_of
@@ -51,6 +52,8 @@ _ROWS_OF_A_PASS = 16  # between which partial sums wait in the result's place
 _LINE = 16  # elements that fill a cache line
 _WINDOW = 7  # steps along a window that rows share
 _SHORT = 7  # vectors of a short reduction that is written out
+_COUNTS = (1, 2, 3, 4, 6, 8, 12)  # of vectors side by side that a reduction may have
+_FEWER_WORTH = 0.98  # of the time with as many as there may be: less is within the model's error
 _MOST_CHOICES = 24  # between values along a vector, which lanes that are put together one by one repeat
 
 
@@ -86,6 +89,8 @@ def candidate_plans(nest: Nest, context: NestContext, most: int | None = None, f
             continue
         register, row_axes = _register_tile(nest, vector, base.lanes, context)
         order = output_order(nest, vector, row_axes, context)
+        if vector is not None and nest.monoid is not None and set(register) == {vector}:
+            register = _side_by_side(nest, vector, with_loops(nest, base, register, order), context)
         base = replace(base, cut=_row_passes(nest, vector, register, context))
         found.append((0.0, base, register, order))
     best = sorted(found, key=lambda candidate: candidate[0])[:most]
@@ -367,6 +372,19 @@ def _register_tile(
             chains //= 2
         return {vector: lanes * chains}, ()
     raise InternalError(f"{nest.tensor.name}: a contraction has tiles of its own")
+
+
+def _side_by_side(nest: Nest, vector: Axis, plan: Leaf, context: NestContext) -> dict[Axis, int]:
+    """The register tile of a reduction, of as many vectors as the plan has or fewer: what they leave over at the end of
+    a sum is added element by element, and at the end of a row fills fewer registers."""
+    most = dict(plan.register)[nest.axis_names()[vector]] // plan.lanes
+    counts = np.array(sorted({n for n in (*_COUNTS, most) if n <= most}))
+    arithmetic = reduction_arithmetic(nest, plan, context)
+    whole_tile = {a: max(1, extent_of(a.extent)) for a in nest.axes}
+    chains = counts if vector in nest.reduce_axes else 1
+    seconds = np.broadcast_to(arithmetic.seconds({vector: counts * plan.lanes}, whole_tile, chains), counts.shape)
+    best = int(np.argmin(seconds))
+    return {vector: plan.lanes * int(counts[best] if seconds[best] < _FEWER_WORTH * seconds[-1] else most)}
 
 
 def _row_passes(

@@ -6,18 +6,22 @@ Reads of one block that has been written out count once for each place they are 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cache
 from math import prod
 
 import numpy as np
 
 from tilewright.backend.cpu.dot.instruction import CpuInstruction
 from tilewright.backend.cpu.kernel.padding import filled_extent
-from tilewright.backend.cpu.leaf.busy import Shape, blocks_of, busy_cycles, clock_of
+from tilewright.backend.cpu.leaf.busy import Busy, Form, Part, Shape, blocks_of, clock_of
 from tilewright.backend.cpu.leaf.instructions import instruction_seconds
+from tilewright.backend.cpu.leaf.strides import offset_at, read_stride, stride_of
+from tilewright.backend.cpu.leaf.window_ends import WindowEnds
 from tilewright.backend.cpu.maps.rows import range_of, run_of_blocks
+from tilewright.backend.cpu.vector.crowding import crowded_seconds
 from tilewright.backend.cpu.vector.nest import CpuNest
 from tilewright.backend.cpu.vector.remainders import are_whole_groups
-from tilewright.ir.analysis.simplify import linear, simplify
+from tilewright.ir.analysis.simplify import Linear, linear, simplify
 from tilewright.ir.forms.expr import Axis, Expr, Load, Op, Var, axes_of, const, le, loads, lt, select, var
 from tilewright.ir.forms.loops import Memory
 from tilewright.ir.forms.tensor import Tensor
@@ -59,6 +63,8 @@ class _Leaf:
         self.blocked = [a for a in self.outer if a in low.register]
         self.spreads = {a: self._spread(a) for a in (*self.outer, *self.nest.reduce_axes)}
         self.cuts = {a: self._cuts(a) for a in self.blocked}
+        self.form = self._form()
+        self.ends = WindowEnds(self.form, low.reduction, self._starts)
         self.flat = Axis("run", prod(extent_of(a.extent) for a in self.run)) if self.run else None
 
     def _spread(self, axis: Axis) -> Spread:
@@ -109,51 +115,6 @@ class _Leaf:
 
     # --- registers
 
-    def _share(self, node: Load) -> float:
-        """The part of a sum's elements for which a read is made. None is computed that lies outside of what is read;
-        a block that is partly outside goes position by position, each with all it reads."""
-        share = 1.0
-        seen = set()
-        for other in loads(*self.nest.elements):
-            for index, extent in zip(other.indices, other.source.shape, strict=True):
-                if index in seen:
-                    continue
-                seen.add(index)
-                inside = inside_share(index, extent_of(extent))
-                if inside == 1.0:
-                    continue
-                rows = [a for a in self.blocked if a in axes_of(index)]
-                if self.low.vector in rows:
-                    share *= inside if other is node else 1.0  # lanes ask by themselves
-                elif rows and not any(self._moves(node, a) for a in rows):
-                    share *= self._by_block(index, rows[0], extent_of(extent))
-                else:
-                    share *= inside
-        return share
-
-    def _by_block(self, index: Expr, row: Axis, extent: int) -> float:
-        """How often a block reads what does not move along its rows: once where all of them are inside."""
-        found = linear(simplify(index))
-        step = found.terms.get(var(row), 0)
-        others = [(t.axis, c) for t, c in found.terms.items() if isinstance(t, Var) and t.axis is not row]
-        places = np.array([found.constant])
-        for axis, each in others:
-            places = np.add.outer(places, np.arange(extent_of(axis.extent)) * each).ravel()
-        innermost = self.low.reduction[-1:] == [a for a, _ in others][-1:]
-        written = all(a in self.low.unrolled_reduction for a, _ in others)
-        reads, blocks = 0, 0
-        for size, starts in self._starts(row):
-            at = places[:, None, None] + (starts[:, None] + np.arange(size)) * step
-            inside = (at >= 0) & (at < extent)  # of each place of the sum, block and row
-            whole = inside.all(axis=2)
-            if not innermost and size > 2:
-                whole |= inside[:, :, 1:].all(axis=2) | inside[:, :, :-1].all(axis=2)
-            # where the sum is written out, rows that are inside in every block need no check, and stay together
-            sure = np.logical_and(inside.all(axis=1, keepdims=True), written)
-            reads += int(np.where(whole, 1, (inside & ~sure).sum(axis=2) + sure.any(axis=2)).sum())
-            blocks += inside.shape[0] * inside.shape[1]
-        return reads / max(1, blocks)
-
     def _starts(self, axis: Axis) -> list[tuple[int, Numbers]]:
         """Where the blocks of all tiles begin along an axis, those of each size together."""
         low, result = self.low, []
@@ -194,7 +155,7 @@ class _Leaf:
             if not moves(node, vector):
                 step = self._step
                 along[vector] = self.spreads[vector].mean(lambda n: n // step + n % step)
-        return self._read(node, along, self._covered) * self._distinct(node) * self._share(node)
+        return self._read(node, along, self._covered) * self._distinct(node) * self.ends.share(node)
 
     @property
     def _step(self) -> int:
@@ -207,11 +168,8 @@ class _Leaf:
         written = [a for a in self.nest.reduce_axes if a in self.low.unrolled_reduction]
         if not written:
             return 1.0
-        checked = self._checked(node, written)
-        if checked is not None:
-            return self._runs(*checked)
-        others = (n for n in loads(*self.nest.elements) if n is not node)
-        return 1.0 if any(self._checked(n, written) for n in others) else self._places(node, written)
+        apart = self.ends.distinct(node)
+        return self._places(node, written) if apart is None else apart
 
     def _places(self, node: Load, written: Sequence[Axis]) -> float:
         steps: list[tuple[Axis, int, int]] = [(a, 1, extent_of(a.extent)) for a in written]
@@ -230,38 +188,6 @@ class _Leaf:
             values = np.add.outer(values, np.arange(n) * step).ravel()
         counted = prod(n for (a, _, n) in steps if a in written or self._moves(node, a))
         return len(np.unique(values)) / counted
-
-    def _checked(self, node: Load, written: Sequence[Axis]) -> tuple[Expr, int, Axis, Axis] | None:
-        """An index whose blocks check which of their rows are inside, in copies of one axis of the sum: with its
-        extent, the rows and that axis. None where there is none."""
-        rows = [a for a in self.blocked if a is not self.low.vector]
-        for index, extent in zip(node.indices, node.source.shape, strict=True):
-            used = axes_of(index)
-            row = next((a for a in rows if a in used), None)
-            copied = next((a for a in written if a in used), None)
-            if row is not None and copied is not None and inside_share(index, extent_of(extent)) < 1.0:
-                return index, extent_of(extent), row, copied
-        return None
-
-    def _runs(self, index: Expr, extent: int, row: Axis, copied: Axis) -> float:
-        """Of the reads of blocks with a sum written out, the part at places of its own: copies without a check follow
-        each other and share what they read, one that checks stands by itself."""
-        found = linear(simplify(index))
-        step, each = found.terms.get(var(row), 0), found.terms.get(var(copied), 0)
-        counted, whole = 0, 0
-        for size, starts in self._starts(row):
-            rows, shared = np.arange(size) * step, np.zeros(0, dtype=np.int64)
-            alone = 0
-            for copy in range(extent_of(copied.extent)):
-                at = (starts[:, None] + np.arange(size)) * step + copy * each + found.constant
-                if len(starts) and (at.min() < 0 or at.max() >= extent):
-                    alone += size + len(shared)
-                    shared = np.zeros(0, dtype=np.int64)
-                else:
-                    shared = np.union1d(shared, rows + copy * each)
-            counted += (alone + len(shared)) * len(starts)
-            whole += size * extent_of(copied.extent) * len(starts)
-        return counted / max(1, whole)
 
     def _map_reads(self) -> list[tuple[Load, Size]]:
         """Reads of a map, with their bytes."""
@@ -474,10 +400,32 @@ class _Leaf:
         if self.low.plan.instruction is not None:
             work = self.placed.work
             return float(np.mean(instruction_seconds(work.nest, work.leaf, work.box, target)))
-        return busy_cycles(self._shape(), target) / clock_of(target)
+        busy = Busy(self.form, target)
+        return busy.cycles(self._shape()) / clock_of(target)
+
+    def _form(self) -> Form:
+        nest, low, plan, access = self.nest, self.low, self.low.plan, self.placed.access
+        vector, lanes = low.vector, plan.lanes
+        places = [p for t in nest.stores for p in access.write[t]]
+        return Form(
+            nest, vector, lanes, self.run, self.blocked,
+            frozenset(a for a in low.reduction if a in low.unrolled_reduction), max(1, plan.together), plan.row_lanes,
+            low.transposed,
+            lambda n: 1 if vector is None else read_stride(n, nest, vector, lanes, access),
+            [1 if vector is None else stride_of(p, nest.place, vector, lanes) for p in places], self._crowded,
+        )  # fmt: skip
+
+    def _crowded(self, reads: int) -> float:
+        access = self.placed.access
+
+        def offset(tensor: Tensor, indices: tuple[Expr, ...]) -> Linear:
+            place = access.write[tensor][0] if tensor in access.write else access.read[tensor]
+            return offset_at(place, indices)
+
+        return 0.0 if self.target is None else crowded_seconds(self.nest, reads, self.target, offset)
 
     def _shape(self) -> Shape:
-        nest, low, plan = self.nest, self.low, self.low.plan
+        nest, low = self.nest, self.low
         single: Size = 1.0
         for axis in self.outer:
             if axis not in self.blocked:
@@ -488,15 +436,14 @@ class _Leaf:
             blocks = self._blocks(axis)
             inner = axis is low.vector or axis in self.run
             starts = starts * (chosen(blocks > 1, 1.0, 0.0) if inner else blocks)
-        elements = loads(*nest.elements)
-        share = max((self._share(n) for n in elements), default=1.0)
-        return Shape(
-            nest, self.placed.access, low.vector, plan.lanes, self._step // plan.lanes if self.along else 1, self.run,
-            blocks_of(self.cuts, single), {a: self.placed.mean(a) for a in low.reduction},
-            frozenset(a for a in low.reduction if a in low.unrolled_reduction), max(1, plan.together), plan.row_lanes,
-            extent_of(low.passes.extent) if low.passes is not None else 1, share, self._distinct, starts,
-            low.transposed,
-        )  # fmt: skip
+        # a register for each place along the axis that squares are read along
+        lanes = {a: 1 if a is low.transposed else None for a in self.cuts}
+        cuts = {a: [(n, Part(-(-p.size // (lanes[a] or p.lanes)), lanes[a] or p.lanes)) for p, n in parts]
+                for a, parts in self.cuts.items()}  # fmt: skip
+        inside = {a: self.placed.mean(a) for a in low.reduction}
+        return Shape(blocks_of(cuts, single), inside, self.ends.most_share(), cache(self._distinct), starts,
+                     self._step // low.plan.lanes if self.along else 1,
+                     extent_of(low.passes.extent) if low.passes is not None else 1)  # fmt: skip
 
 
 def _flat(node: Load) -> dict[Axis, int] | None:

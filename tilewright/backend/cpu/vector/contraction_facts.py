@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
+from tilewright.backend.cpu.leaf.busy import PIPES
 from tilewright.ir.analysis.simplify import linear, simplify
 from tilewright.ir.forms.expr import Axis, Const, Expr, Load, Var, axes_of, is_op, loads, var, walk
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.nest import Nest, data_cost, moves
 from tilewright.tile_graph.algebra.propagate import Size, extent_of
 from tilewright.tile_graph.plan.form import Leaf
-
-PIPES = 2  # vector FMA pipes, and vector loads a cycle
 
 
 @dataclass(frozen=True)

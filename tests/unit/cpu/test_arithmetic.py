@@ -1,0 +1,95 @@
+"""The search and the fold over the Plan's tree say the same of a leaf's arithmetic, and of a batch what they say of
+each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cpu_stages import model_of
+from tilewright import Options
+from tilewright.backend.cpu.leaf.leaf_seconds import reduction_seconds
+from tilewright.backend.traffic import runs_of
+from tilewright.compiler.pipeline import build
+from tilewright.frontend.onnx.model import load
+from tilewright.ir.forms.compute import Program, all_computes
+from tilewright.schedule.price import plan_context
+from tilewright.target import machine
+from tilewright.tile_graph.algebra.nest import Nest
+from tilewright.tile_graph.algebra.propagate import Range, extent_of, whole
+from tilewright.tile_graph.plan.form import Leaf, Plan, Tile
+from tilewright.tile_graph.traffic.held import plan_nests
+from tilewright.tile_graph.traffic.traffic import Repeat, Walk
+
+Step = tuple[str, list[str], str, dict[str, Any]]
+MACHINES = ("avx2_desktop", "emerald_rapids_avx512", "neoverse_n1")
+
+CASES: dict[str, tuple[Step, tuple[int, ...], tuple[int, ...]]] = {
+    "largest of rows": (("ReduceMax", ["x"], "y", {"axes": [1], "keepdims": 0}), (64, 640), (64,)),
+    "pool": (("AveragePool", ["x"], "y", {"kernel_shape": [3, 3]}), (1, 32, 33, 33), (1, 32, 31, 31)),
+    "largest of columns": (("ReduceMax", ["x"], "y", {"axes": [0], "keepdims": 0}), (50, 96), (96,)),
+}  # fmt: skip
+
+
+def in_one_tile(name: str, target: str) -> tuple[Program, Plan]:
+    node, taken, given = CASES[name]
+    made = build(load(model_of([node], {"x": taken}, {"y": given}, {})), machine(target), Options(stop_after="plan"))
+    assert made.program is not None and made.plan is not None
+    whole_tiles = {k.name: replace(k, sizes=(), axes=()) for k in made.plan.kernels if not nested(k)}
+    return made.program, made.plan.with_kernels(whole_tiles)
+
+
+def nested(kernel: Tile) -> bool:
+    return any(isinstance(n, Tile) for n in kernel.body)
+
+
+def leaf_of(tree: Repeat | Walk) -> Walk:
+    while isinstance(tree, Repeat):
+        (tree,) = tree.body
+    return tree
+
+
+def only_leaf(name: str, target: str) -> tuple[Program, Plan, Nest, Leaf]:
+    program, plan = in_one_tile(name, target)
+    (kernel,) = plan.kernels
+    (nest,) = plan_nests(kernel, all_computes(program))
+    return program, plan, nest, kernel.leaves[0]
+
+
+@pytest.mark.parametrize("target", MACHINES)
+@pytest.mark.parametrize("name", CASES)
+def test_the_search_and_the_fold_say_the_same_of_a_whole_tile(name: str, target: str) -> None:
+    program, plan, nest, leaf = only_leaf(name, target)
+    (run,) = runs_of(program, plan, machine(target), timed=True)
+    box = tuple(whole(extent_of(a.extent)) for a in nest.axes)
+    found = reduction_seconds(nest, leaf, box, plan_context(program, plan, machine(target)))
+    assert float(found) == pytest.approx(float(leaf_of(run.tree).busy), rel=0.02)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_batch_of_tiles_takes_what_each_of_them_does(name: str) -> None:
+    target = machine("emerald_rapids_avx512")
+    program, plan, nest, leaf = only_leaf(name, "emerald_rapids_avx512")
+    context = plan_context(program, plan, target)
+    extents = [extent_of(a.extent) for a in nest.axes]
+    parts = [np.array([n, max(1, n // 2), max(1, n // 3), 1]) for n in extents]
+    box = tuple(Range(whole(e).low, n, e) for n, e in zip(parts, extents, strict=True))
+    together = np.broadcast_to(reduction_seconds(nest, leaf, box, context), (4,))
+    for number in range(4):
+        one = tuple(Range(r.low, int(n[number]), r.extent) for r, n in zip(box, parts, strict=True))
+        assert float(together[number]) == pytest.approx(float(reduction_seconds(nest, leaf, one, context)), rel=1e-9)
+    assert not parts or together[0] >= together[-1]
+
+
+@pytest.mark.parametrize("length", [48, 96, 100, 160, 640])
+def test_the_vectors_side_by_side_of_a_sum_leave_less_than_a_vector(length: int) -> None:
+    """What is left of a row is added element by element: four vectors side by side would leave 32 of 96."""
+    node = ("ReduceMax", ["x"], "y", {"axes": [1], "keepdims": 0})
+    model = model_of([node], {"x": (64, length)}, {"y": (64,)}, {})
+    made = build(load(model), machine("emerald_rapids_avx512"), Options(stop_after="plan"))
+    assert made.plan is not None
+    (leaf,) = made.plan.kernels[0].leaves
+    assert leaf.vector == "r0" and length % dict(leaf.register)["r0"] < leaf.lanes
