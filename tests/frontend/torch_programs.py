@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from tilewright.dynamic.parts import in_parts
-from tilewright.errors import CutError
+from tilewright.errors import CutError, UnsupportedError
 from tilewright.frontend.pytorch.tensors import array_of, tensor_of
 from tilewright.ir.forms.graph import Graph
 from tilewright.ir.meaning.interpret import evaluate
@@ -26,7 +26,11 @@ Tensors = tuple[torch.Tensor, ...]
 class Interpreted:
     """A Graph run by the interpreter in the place of a compiled model: aliasing is made around it, whatever it runs."""
 
+    takes_rooms = False
+
     def __init__(self, graph: Graph) -> None:
+        if graph.part is not None and graph.part.rooms and not self.takes_rooms:
+            raise UnsupportedError("what is called with tensors has the sizes of these")
         self.program = lower(graph, regions=True)
         self.names = [tensor.name for tensor in self.program.inputs]
         self.outputs: Sequence[Any] = [SimpleNamespace(name=name) for name in self.program.output_names]
@@ -47,6 +51,8 @@ class Interpreted:
 
 class InterpretedPart(Interpreted):
     """The same as a part of a model whose shapes data decide: it gives arrays."""
+
+    takes_rooms = True
 
     def __call__(self, /, *args: Any) -> list[Any]:
         return [array_of(x) for x in super().__call__(*args)]

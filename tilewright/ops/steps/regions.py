@@ -43,7 +43,7 @@ def loop_region(
     outer, b.computes = b.computes, []
     try:
         step = body(number, carry)
-        rooms = _rooms(b, limit, step)
+        rooms = _rooms(b, limit, condition, step)
         if rooms is None or not _keeps_shapes(step.following, carry):
             return None
         advanced = b.map("next", (), lambda: load(number, ()) + 1)
@@ -95,11 +95,12 @@ def if_region(b: Builder, condition: Tensor, branches: Sequence[Inner]) -> list[
     return results
 
 
-def _rooms(b: Builder, limit: Tensor | None, step: Step) -> list[Tensor] | None:
+def _rooms(b: Builder, limit: Tensor | None, condition: Tensor | None, step: Step) -> list[Tensor] | None:
     """What a loop carries for its stacks; None where the data decide how many rows they have, or nothing ends it."""
     may_end = step.goes_on is not None and b.value(step.goes_on) is None
+    may_not_begin = condition is not None and b.value(condition) is None
     count = b.value(limit)
-    if (limit is None and not may_end) or (step.stacked and (may_end or count is None)):
+    if (limit is None and not may_end) or (step.stacked and (may_end or may_not_begin or count is None)):
         return None
     if not step.stacked:
         return []

@@ -281,7 +281,7 @@ class Busy:
         for size in shape.inner.values():
             steps = steps * size
         written = float(prod(extent_of(a.extent) for a in form.unrolled) * form.together)
-        innermost = next((n for a, n in reversed(shape.inner.items()) if a not in form.unrolled), 1.0)
+        innermost = next((n for a, n in reversed(list(shape.inner.items())) if a not in form.unrolled), 1.0)
         inner = self._step(block, block.lanes, 1, shape).plus(Use(others=_TURN / written))
         around = steps / most(innermost * written / form.together, 1.0)
         turning = Use(others=_START + (_CHECK if self.is_checked else 0.0), lost=_missed(innermost))

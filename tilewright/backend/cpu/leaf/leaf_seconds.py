@@ -78,7 +78,10 @@ def reduction_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext) ->
     own = found.form.nest  # this one, or one that is alike
     register = {own.named(a): n for a, n in plan.register}
     tile = {a: r.size for a, r in zip(own.axes, box, strict=True)}
-    chains = register.get(found.form.vector, plan.lanes) // max(1, plan.lanes) if found.busy.along else 1
+    vector = found.form.vector
+    chains = 1
+    if found.busy.along and vector is not None:
+        chains = register.get(vector, plan.lanes) // max(1, plan.lanes)
     passes = prod(-(-extent_of(own.named(a).extent) // n) for a, n in plan.cut)
     return found.seconds(register, tile, max(1, chains), passes)
 
