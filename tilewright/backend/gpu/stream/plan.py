@@ -37,6 +37,8 @@ _BESIDE_GROUPED = 28  # registers for all else
 _HIDDEN = 0.4  # of the shorter of what tensor cores and threads do, what the longer does not hide
 _GROUP_TRIP = 400  # cycles of a block of groups: waits, the barrier, what lanes of a row tell each other
 _GROUP_TRIP_BUSY = 100  # and those in which no group of the multiprocessor gets on
+# A feature of machines on which groups have run: on others none is chosen, whatever is predicted.
+GROUPED = "streams_in_groups"
 # times what is predicted: of groups no plan has been measured, so that they are taken where they are clearly better
 _UNMEASURED = 1.15
 _LEAST_FILLED = 0.75  # of the rows of groups
@@ -179,7 +181,9 @@ def _shared_out(
     for instruction in instructions(target, next(iter(form.products.values())).instruction):
         in_groups = FORMS[instruction].warps > 1
         padded = -(-rows // _PIECE) * _PIECE if in_groups else _whole(rows)
-        if in_groups and (not form.is_apart or block < _LEAST_GROUP_BLOCK or rows < _LEAST_FILLED * padded):
+        if in_groups and (GROUPED not in target.features or not form.is_apart):
+            continue
+        if in_groups and (block < _LEAST_GROUP_BLOCK or rows < _LEAST_FILLED * padded):
             continue
         if not in_groups and (block > _LONGEST or rows == _GROUPED_ROWS):
             continue
