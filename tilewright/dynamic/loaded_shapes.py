@@ -3,35 +3,27 @@ others would be compiled, is not in it."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
-
 from tilewright.dynamic.conforming import record
 from tilewright.dynamic.encoding import Decoder
+from tilewright.dynamic.loaded_variants import loaded
 from tilewright.dynamic.model import Compiled
 from tilewright.dynamic.open_model import OpenModel
 from tilewright.dynamic.saved_shapes import DATA, FOLDERS, FORMAT, KIND, TABLE
 from tilewright.dynamic.variants import Kept, OpenPort, Shapes, Values, Variant
-from tilewright.errors import InputError, ModelError
-from tilewright.packages.directory import check_files, read_manifest
-from tilewright.packages.manifest import file_sums, unsealed
-from tilewright.version import VERSION
+from tilewright.errors import InputError
 
 
 def load(folder: Path, load_variant: Callable[[Path], Compiled], *, trust: bool = False) -> OpenModel:
-    """The model of a directory, after a look at every file; nothing is compiled and nothing unpickled."""
-    row = unsealed(read_manifest(folder, trust=trust), f"'{folder}'", VERSION, KIND, FORMAT)
-    try:
-        check_files(folder, file_sums(row["files"]), trust=trust)
-        data = np.fromfile(folder / DATA, np.uint8)
-        table = json.loads((folder / TABLE).read_text(encoding="utf-8"))
-        return _model(folder, table, Decoder(data), load_variant)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise ModelError(f"'{folder}': its {TABLE} does not fit this version; save the model again") from error
+    """The model of a directory."""
+
+    def make(table: Any, decoder: Decoder) -> OpenModel:
+        return _model(folder, table, decoder, load_variant)
+
+    return loaded(folder, (KIND, FORMAT), (TABLE, DATA), make, trust=trust)
 
 
 def is_for_shapes(manifest: str) -> bool:
