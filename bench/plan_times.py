@@ -36,8 +36,8 @@ from tilewright.runtime import (
     Stage,
     aligned_copy,
     compile_objects,
-    default_flags,
     find_compiler,
+    for_kernels,
     link,
     this_machine,
 )
@@ -117,7 +117,7 @@ def compile_ahead(readies: Sequence[Ready], options: Options) -> None:
     machine = this_machine()
     compiler = find_compiler(options.compiler)
     sources = {r.name: r.source for r in readies}
-    compile_objects(sources, compiler, default_flags(compiler, machine), machine, Cache(options.cache_dir), jobs=1)
+    compile_objects(sources, compiler, for_kernels(compiler, machine), machine, Cache(options.cache_dir), jobs=1)
 
 
 class Bench:
@@ -192,7 +192,7 @@ class Bench:
         )
         machine = this_machine()
         compiler = find_compiler(self.options.compiler)
-        flags = default_flags(compiler, machine)
+        flags = for_kernels(compiler, machine)
         cache = Cache(self.options.cache_dir)
         rows = []
         with tempfile.TemporaryDirectory(prefix="tilewright-plans-") as folder:
@@ -218,7 +218,7 @@ class Bench:
         sources = self.sources()
         harness = {"harness": harness_source(list(sources))}
         objects = compile_objects(
-            sources | harness, compiler, default_flags(compiler, machine), machine, cache, jobs=os.cpu_count() or 1
+            sources | harness, compiler, for_kernels(compiler, machine), machine, cache, jobs=os.cpu_count() or 1
         )
         run = ctypes.CDLL(str(link(objects, compiler, cache).resolve())).bench_run
         run.restype = ctypes.c_int64

@@ -40,8 +40,8 @@ from tilewright.runtime import (
     Stage,
     aligned_copy,
     compile_objects,
-    default_flags,
     find_compiler,
+    for_kernels,
     link,
     this_machine,
 )
@@ -111,7 +111,7 @@ def with_bursts(image: ModelImage, target: Target, threads: int) -> tuple[ModelI
 def by_the_clock(image: ModelImage, inputs: Arrays, outputs: Arrays, threads: int, options: Options) -> Iterator[Times]:
     """On the product's own workers."""
     found, compiler = this_machine(), find_compiler(options.compiler)
-    flags, cache = default_flags(compiler, found), Cache(options.cache_dir)
+    flags, cache = for_kernels(compiler, found), Cache(options.cache_dir)
     with tempfile.TemporaryDirectory(prefix="tilewright-products-") as folder:
         built = build_image(image, compiler, flags, found, cache, jobs=threads, weights_cache=Cache(Path(folder)))
         with CpuModel(built, threads) as model:
@@ -123,7 +123,7 @@ def by_processor_time(image: ModelImage, inputs: Arrays, outputs: Arrays, option
     """Of one thread, which does all tiles."""
     found, compiler, cache = this_machine(), find_compiler(options.compiler), Cache(options.cache_dir)
     sources = dict(image.kernels) | {"harness": harness_source(list(image.kernels))}
-    objects = compile_objects(sources, compiler, default_flags(compiler, found), found, cache, jobs=1)
+    objects = compile_objects(sources, compiler, for_kernels(compiler, found), found, cache, jobs=1)
     run = ctypes.CDLL(str(link(objects, compiler, cache).resolve())).bench_run
     run.restype = ctypes.c_int64
     numbers = {name: number for number, name in enumerate(image.kernels)}

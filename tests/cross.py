@@ -153,7 +153,7 @@ class Elsewhere:
             self.patches.setattr(machine_code, "load", _compiled_twice(machine_code.load, self))
             self.patches.setattr(machine_code, "early", lambda *_: nullcontext())  # the text is not for this processor
             # what runs here is not the code that will run there: its numbers count, not its speed
-            self.patches.setattr(machine_code, "default_flags", _hardly_optimised)
+            self.patches.setattr(machine_code, "for_kernels", _hardly_optimised)
 
     def leave(self) -> None:
         self.patches.undo()
@@ -163,7 +163,7 @@ class Elsewhere:
         return f"planned for {self.target.name}{how}"
 
 
-def _hardly_optimised(compiler: Compiler, here: Machine) -> tuple[str, ...]:
+def _hardly_optimised(compiler: Compiler, here: Machine, hurried: bool = False) -> tuple[str, ...]:
     return tuple("-O0" if flag == "-O3" else flag for flag in default_flags(compiler, here))
 
 

@@ -25,6 +25,7 @@ from tilewright.runtime.toolchain import (
     compile_shared,
     default_flags,
     find_compiler,
+    for_kernels,
     link,
     this_machine,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "default_flags",
     "default_root",
     "find_compiler",
+    "for_kernels",
     "link",
     "map_weights",
     "runtime_sources",

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import product
 from math import prod
 from pathlib import Path
 from threading import Event, Thread
@@ -25,7 +26,7 @@ from tilewright.compiler.pipeline import build
 from tilewright.compiler.pipeline import hurried as hurried_options
 from tilewright.errors import OptionError
 from tilewright.frontend.onnx.model import load
-from tilewright.runtime.toolchain import Compiler, hurried
+from tilewright.runtime.toolchain import Compiler, Machine, default_flags, for_kernels
 from tilewright.target import machine
 
 
@@ -108,12 +109,14 @@ class Waiting:
         return False
 
 
-def test_a_hurried_compiler_keeps_what_numbers_mean() -> None:
-    flags = ("-O3", "-march=native", "-ffp-contract=fast", "-fno-strict-aliasing")
-    for kind in ("gcc", "clang", "zig"):
-        told = hurried(Compiler((kind,), kind, "1"), flags)  # type: ignore[arg-type]
-        assert set(flags[1:]) <= set(told) and "-O3" not in told
-        assert not [flag for flag in told if "fast-math" in flag]
+def test_whatever_passes_are_chosen_numbers_keep_their_meaning() -> None:
+    for kind, architecture in product(("gcc", "clang", "zig"), ("x86_64", "aarch64")):
+        compiler, machine = Compiler((kind,), kind, "1"), Machine(architecture, "", frozenset())  # type: ignore[arg-type]
+        flags = default_flags(compiler, machine)
+        for hurried in (False, True):
+            told = for_kernels(compiler, machine, hurried)
+            assert set(flags) - {"-O3"} <= set(told) and not (hurried and "-O3" in told)
+            assert not [flag for flag in told if "fast-math" in flag]
 
 
 @pytest.mark.parametrize("name", ["neoverse_n1", "emerald_rapids", "avx2_desktop"])

@@ -44,7 +44,7 @@ from tilewright.runtime.cpu_model import Balance
 from tilewright.runtime.ownership import ForeignError
 from tilewright.runtime.permissions import PermissionRefused, request
 from tilewright.runtime.source_files import files
-from tilewright.runtime.toolchain import Compiler, Machine, for_runtime, hurried
+from tilewright.runtime.toolchain import Compiler, Machine, for_kernels, for_runtime
 from tilewright.target import Target, why_not_here
 from tilewright.tile_graph.plan.form import Plan
 
@@ -60,8 +60,7 @@ def built_by(options: Options) -> tuple[str, ...]:
 
 
 def kernel_flags(options: Options, compiler: Compiler, machine: Machine) -> tuple[str, ...]:
-    flags = default_flags(compiler, machine)
-    return hurried(compiler, flags) if options.effort == "fast" else tuple(flags)
+    return for_kernels(compiler, machine, hurried=options.effort == "fast")
 
 
 def early(target: Target, options: Options) -> AbstractContextManager[ObjectCompiler | None]:
