@@ -373,15 +373,19 @@ def _made(
     if found is not None:
         return found
     artifact = _built(source, shapes, goal, chosen, values)
-    artifact = stored.keep(identity, artifact, chosen, partial(_texts, artifact))
+    stored.keep(identity, artifact, chosen, partial(_texts, artifact))
     slim = slim or stored.is_heavy(artifact)
     return stored.slimmed(identity, artifact, chosen, again) if slim else artifact
 
 
 def _texts(artifact: Artifact) -> Mapping[str, str]:
-    from tilewright.packages.files import texts_of
+    """What is kept of a saved model's texts: in place of the explanation what it can be made of."""
+    from tilewright.packages.explained import FORMS, forms_of
+    from tilewright.packages.files import texts_of, unexplained_texts
 
-    return texts_of(artifact, artifact.runner)
+    if artifact.parts:
+        return texts_of(artifact, artifact.runner)
+    return {**unexplained_texts(artifact, artifact.runner), FORMS: forms_of(artifact)}
 
 
 def _maker(

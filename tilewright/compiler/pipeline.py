@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -120,7 +120,6 @@ class Artifact:
     stage_seconds: dict[str, float]
     effort: str = "full"
     parts: tuple[Part, ...] = ()  # where data decide what runs
-    texts: Mapping[str, str] | None = None  # of a saved model, by file, where they are known already
     batches: int = 1  # that follow each other; all forms are of one of them
 
     @property

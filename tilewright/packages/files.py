@@ -17,7 +17,7 @@ from tilewright.options import Options, check_whole_number
 from tilewright.packages.directory import MANIFEST, check_files, foreign, read_manifest, sums, write_directory
 from tilewright.packages.gpu import GpuManifest, gpu_manifest, save_gpu, start_gpu
 from tilewright.packages.header import example_text, header_text
-from tilewright.packages.inspection import EXPLANATION, saved_explanation
+from tilewright.packages.inspection import EXPLANATION, PLAN, saved_explanation
 from tilewright.packages.manifest import FORMAT, KIND, Manifest, Port, damaged, manifest_from, unsealed
 from tilewright.runtime.cores import usable_cores
 from tilewright.runtime.cpu_model import (
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LIBRARY = "libmodel.so"
 WEIGHTS = "model.weights"
-PLAN = "plan.json"
 HEADER = "model.h"
 EXAMPLE = "example.c"
 SOURCES = "source"
@@ -173,6 +172,11 @@ def texts_of(artifact: Artifact, runner: CpuModel) -> dict[str, str]:
     """Every file of text but those about the others."""
     from tilewright.report.explain import explain_text
 
+    return {**unexplained_texts(artifact, runner), EXPLANATION: explain_text(artifact)}
+
+
+def unexplained_texts(artifact: Artifact, runner: CpuModel) -> dict[str, str]:
+    """The same but for the explanation, which takes as long as all of them together."""
     if artifact.plan is None:
         raise OptionError("compilation was stopped before there was code to save; leave out stop_after to save it")
     texts = {f"{SOURCES}/{name}.c": text for name, text in runner.built.sources.items()}
@@ -181,7 +185,6 @@ def texts_of(artifact: Artifact, runner: CpuModel) -> dict[str, str]:
     texts[HEADER] = header_text(*about, runner.denormals)
     texts[EXAMPLE] = example_text(HEADER, WEIGHTS)
     texts[PLAN] = artifact.plan.to_json() + "\n"
-    texts[EXPLANATION] = explain_text(artifact)
     return texts
 
 

@@ -11,7 +11,7 @@ from tilewright.errors import InternalError, ModelError, OptionError, ToolError
 from tilewright.ir.forms.loops import Call
 from tilewright.options import Options
 from tilewright.packages.directory import MANIFEST, check_files, foreign, sums, write_directory
-from tilewright.packages.inspection import EXPLANATION
+from tilewright.packages.inspection import EXPLANATION, PLAN
 from tilewright.packages.manifest import FORMAT, KIND, Port, calls_from, file_sums, port_from, port_row, sealed
 from tilewright.runtime.cache import Cache, CacheError
 from tilewright.runtime.cores import usable_cores
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from tilewright.compiler.pipeline import Artifact
 
 WEIGHTS = "model.weights"
-PLAN = "plan.json"
 SOURCES, CODE = "source", "code"
 EMULATED = "emulated"  # in the place of an architecture: the sources themselves run, compiled for this computer
 

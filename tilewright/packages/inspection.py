@@ -10,6 +10,7 @@ from tilewright.packages.directory import MANIFEST, check_files, read_manifest
 from tilewright.packages.manifest import damaged, file_sums, said_by
 
 EXPLANATION = "explain.txt"
+PLAN = "plan.json"
 
 
 def explain(folder: Path) -> str:

@@ -25,6 +25,7 @@ from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.graph import Graph
 from tilewright.ir.forms.loops import Call
 from tilewright.options import Options
+from tilewright.packages.inspection import EXPLANATION, PLAN
 from tilewright.runtime.cache import Cache, CacheError, content_key
 from tilewright.runtime.cores import usable_cores
 from tilewright.runtime.cpu_model import BuiltModel, CpuModel, fits
@@ -148,7 +149,7 @@ def find(source: Source, target: Target, options: Options, build: Callable[[], A
         return None
     calls = tuple(Call(kernel, tuple(arguments), step) for kernel, arguments, step in row["calls"])
     return StoredArtifact(target, runner, inputs, outputs, calls,
-                          lambda: _rebuild(source, build), lambda: _texts(source, options))  # fmt: skip
+                          lambda: _rebuild(source, build), partial(_texts, source, target, options))  # fmt: skip
 
 
 def is_heavy(artifact: Artifact) -> bool:
@@ -160,18 +161,18 @@ def slimmed(source: Source, artifact: Artifact, options: Options, build: Callabl
     """A model as if it came from the cache: without every form of it, each of which holds its weights."""
     inputs, outputs = (tuple((p.name, p.dtype, p.shape) for p in side) for side in (artifact.inputs, artifact.outputs))
     return StoredArtifact(artifact.target, artifact.runner, inputs, outputs, artifact.calls,
-                          lambda: _rebuild(source, build), lambda: _texts(source, options))  # fmt: skip
+                          lambda: _rebuild(source, build),
+                          partial(_texts, source, artifact.target, options))  # fmt: skip
 
 
-def keep(source: Source, artifact: Artifact, options: Options, texts: Callable[[], Texts]) -> Artifact:
-    """Store what was made of the source, and the `texts` about it, unless its file has changed meanwhile; the artifact
-    with those texts where they were made."""
+def keep(source: Source, artifact: Artifact, options: Options, texts: Callable[[], Texts]) -> None:
+    """Store what was made of the source, and the `texts` about it, unless its file has changed meanwhile."""
     if not isinstance(artifact.runner, CpuModel) or source.has_changed:
-        return artifact
+        return
     built = artifact.runner.built
     cache = Cache(options.cache_dir)
     if not all(cache.path_of(file.name) == file for file in (built.library, built.weights)):
-        return artifact  # there was no room for them
+        return  # there was no room for them
     row = {
         "library": built.library.name,
         "weights": built.weights.name,
@@ -180,24 +181,42 @@ def keep(source: Source, artifact: Artifact, options: Options, texts: Callable[[
         "outputs": [(port.name, port.dtype.name, port.shape) for port in artifact.outputs],
         "calls": [(call.kernel, call.arguments, call.step) for call in artifact.calls],
     }
-    told = dict(texts())
     try:
-        cache.put(_texts_key(source), zlib.compress(json.dumps(told).encode(), 1))
+        cache.put(_texts_key(source), _packed(dict(texts())))
         cache.put(source.key, json.dumps(row).encode())
     except CacheError as error:
         raise ToolError(str(error)) from error
-    return replace(artifact, texts=told)
 
 
-def _texts_key(source: Source) -> str:
-    return content_key("texts", source.key, suffix=".texts")
+def _texts_key(source: Source, kind: str = "texts") -> str:
+    return content_key(kind, source.key, suffix=".texts")
 
 
-def _texts(source: Source, options: Options) -> Texts | None:
-    try:
-        entry = Cache(options.cache_dir).get(_texts_key(source))
-        found: Texts | None = None if entry is None else json.loads(zlib.decompress(entry.read_bytes()))
+def _packed(texts: Texts) -> bytes:
+    return zlib.compress(json.dumps(texts).encode(), 1)
+
+
+def _texts(source: Source, target: Target, options: Options) -> Texts | None:
+    """All of them: the explanation is written when they are first asked for, and kept from then on."""
+    from tilewright.packages.explained import FORMS, explanation
+
+    cache = Cache(options.cache_dir)
+
+    def read(kind: str) -> dict[str, str] | None:
+        entry = cache.get(_texts_key(source, kind))
+        found: dict[str, str] | None = None if entry is None else json.loads(zlib.decompress(entry.read_bytes()))
         return found
+
+    try:
+        texts = read("texts")
+        if texts is None or FORMS not in texts:
+            return texts
+        forms = texts.pop(FORMS)
+        explained = read("explained")
+        if explained is None:
+            explained = {EXPLANATION: explanation(forms, texts[PLAN], target)}
+            cache.put(_texts_key(source, "explained"), _packed(explained))
+        return texts | explained
     except (CacheError, OSError) as error:
         raise ToolError(str(error)) from error
 

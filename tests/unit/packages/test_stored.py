@@ -268,15 +268,18 @@ def test_a_large_model_file_is_read_once(
     assert read
 
 
-def test_what_is_told_of_a_model_is_made_once(
+def test_what_is_told_of_a_model_is_made_when_it_is_asked_for_and_then_kept(
     path: Path, compile_it: Callable[..., Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stored, asked for and saved: the same text."""
+    """From all forms, from what the cache has of them, and saved: the same text; of a stored model, made once."""
     from tilewright.report import explain
 
     tell, made = explain.explain_text, []
     monkeypatch.setattr(explain, "explain_text", lambda *given, **named: made.append(1) or tell(*given, **named))
-    model = compile_it(path)
-    told = model.explain()
-    model.save(tmp_path / "saved")
+    first = compile_it(path)
+    assert not made
+    told = first.explain()
+    made.clear()
+    assert [compile_it(path).explain() for _ in range(3)] == [told] * 3
+    compile_it(path).save(tmp_path / "saved")
     assert len(made) == 1 and tilewright.load(tmp_path / "saved").explain() == told
