@@ -125,7 +125,7 @@ _ROWS = (
     _shuffle("shuffle", _shuffle_from),  # every lane reads the lane that the immediate names
     *(_copy(span) for span in (2, 4, 8, 16)),
     *(_copy_async(span) for span in (1, 2, 4, 8, 16)),
-    *(_copy_async_or_zero(span) for span in (4, 8)),
+    *(_copy_async_or_zero(span) for span in (4, 8, 16)),
     Intrinsic(PREFETCH, "thread", (OperandRule(frozenset({Memory.GLOBAL})),), 0, {"cuda": "tw::prefetch({place0});"},
               INSTRUCTIONS[PREFETCH]),
     _order("commit", 0, "tw::commit();", _commit_meaning),

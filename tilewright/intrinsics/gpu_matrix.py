@@ -1,7 +1,7 @@
 """The GPU's tensor cores: which lane of a warp keeps which element of a matrix, and the instructions on such fragments.
 
-Shapes and lane maps are those of PTX's `mma.sync` m16n8k16 (16-bit floats) and m16n8k8 (tf32) and of `ldmatrix`;
-four warps multiply 64 rows at once by `wgmma`.
+Shapes and lane maps are those of PTX's `mma.sync` m16n8k16 (16-bit floats), m16n8k8 (tf32) and m16n8k32 (bytes) and of
+`ldmatrix`; four warps multiply 64 rows at once by `wgmma`.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class MatrixForm:
     c: LaneMap
     warps: int = 1  # that run it as one, on operands in shared memory where it is more than one
     along_sum: bool = False  # whether lines of both operands must run along the sum
+    sums: DType = dtypes.float32
 
     @property
     def depth(self) -> int:
@@ -89,6 +90,8 @@ _A16 = LaneMap(16, 16, 8, (_FOURS,), ((2, 2, 8),), (_PAIRS,), (_HALVES, (4, 2, 8
 _B16 = LaneMap(16, 8, 4, (_PAIRS,), (_HALVES, (2, 2, 8)), (_FOURS,), ())
 _A32 = LaneMap(16, 8, 4, (_FOURS,), ((1, 2, 8),), ((1, 4, 1),), ((2, 2, 4),))
 _B32 = LaneMap(8, 8, 2, ((1, 4, 1),), ((1, 2, 4),), (_FOURS,), ())
+_A8 = LaneMap(16, 32, 16, (_FOURS,), ((4, 2, 8),), ((1, 4, 4),), ((1, 4, 1), (8, 2, 16)))
+_B8 = LaneMap(32, 8, 8, ((1, 4, 4),), ((1, 4, 1), (4, 2, 16)), (_FOURS,), ())
 
 FORMS: Mapping[str, MatrixForm] = {
     form.name: form
@@ -96,9 +99,11 @@ FORMS: Mapping[str, MatrixForm] = {
         MatrixForm("mma_float16", dtypes.float16, _A16, _B16, _C),
         MatrixForm("mma_bfloat16", dtypes.bfloat16, _A16, _B16, _C),
         MatrixForm("mma_tf32", dtypes.tf32, _A32, _B32, _C),
+        MatrixForm("mma_int8", dtypes.int8, _A8, _B8, _C, sums=dtypes.int32),
         MatrixForm("wgmma_float16", dtypes.float16, _A16, _B16, _C, warps=4),
         MatrixForm("wgmma_bfloat16", dtypes.bfloat16, _A16, _B16, _C, warps=4),
         MatrixForm("wgmma_tf32", dtypes.tf32, _A32, _B32, _C, warps=4, along_sum=True),
+        MatrixForm("wgmma_int8", dtypes.int8, _A8, _B8, _C, warps=4, along_sum=True, sums=dtypes.int32),
     )
 }
 
@@ -117,9 +122,13 @@ def _matrix(context: InstructionContext, number: int, lanes: LaneMap) -> np.ndar
     return found
 
 
+def _product(form: MatrixForm, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.matmul(a.astype(form.sums.numpy), b.astype(form.sums.numpy))
+
+
 def _mma_meaning(form: MatrixForm, context: InstructionContext) -> None:
     a, b, c = (_matrix(context, n, m) for n, m in ((1, form.a), (2, form.b), (0, form.c)))
-    total = c + np.matmul(a.astype(np.float32), b.astype(np.float32))
+    total = c + _product(form, a, b)
     rows, columns = form.c.places()
     for element in range(form.c.elements):
         own = total[:, :, rows[:, element], columns[:, element]]  # (warps, others, lanes)
@@ -145,7 +154,7 @@ def _wgmma_kept_meaning(form: MatrixForm, context: InstructionContext) -> None:
 
 def _added_by_group(form: MatrixForm, context: InstructionContext, a: np.ndarray, b: np.ndarray, goes_on: bool) -> None:
     """Sums of every four warps, (groups, others, 64, columns), lane by lane: fragments one behind the other."""
-    product = np.matmul(a.astype(np.float32), np.swapaxes(b, -1, -2).astype(np.float32))
+    product = _product(form, a, np.swapaxes(b, -1, -2))
     rows, places = form.c.places()
     for j in range(product.shape[-1] // form.c.columns):
         for e in range(form.c.elements):
@@ -153,7 +162,7 @@ def _added_by_group(form: MatrixForm, context: InstructionContext, a: np.ndarray
             own = [product[:, :, w * form.c.rows + rows[:, e], j * form.c.columns + places[:, e]]
                    for w in range(form.warps)]  # fmt: skip
             added = np.moveaxis(np.stack(own, 1).reshape(-1, product.shape[1], WARP), 2, 1)  # (warps, lanes, others)
-            before = context.by_warp(context.read_run(0, at)) if goes_on else 0.0
+            before = context.by_warp(context.read_run(0, at)) if goes_on else 0
             context.write_run(0, context.from_warps(before + added), at)
 
 
@@ -187,7 +196,7 @@ def _ldmatrix_meaning(span: int, transposed: bool, context: InstructionContext) 
     of the matrix turned over."""
     row = np.stack([context.by_warp(context.read(1, (e,))) for e in range(span)])  # (span, warps, lanes, others)
     matrices = row.reshape(span, row.shape[1], MATRICES, 8, row.shape[3])
-    each = span // 4  # elements of a lane in a matrix: a register is as wide as two 16-bit floats, or one of 32
+    each = span // 4  # elements of a lane in a matrix, which are a register: one of 32 bits, two of 16, four bytes
     lane = np.arange(WARP)
     for matrix in range(MATRICES):
         for k in range(each):
@@ -250,4 +259,5 @@ ROWS: tuple[Intrinsic, ...] = (
     _ldmatrix("ldmatrix8", 8, False),
     _ldmatrix("ldmatrix8_trans", 8, True),
     _ldmatrix("ldmatrix4", 4, False),
+    _ldmatrix("ldmatrix16", 16, False),
 )

@@ -15,8 +15,8 @@ from tilewright.target.probe import ProbeError, rounded
 
 _BARRIERS = {"grid": "grid_barrier", "cluster": "cluster_barrier", "dependent_launch": "dependent_launch"}
 _GROUPS = "wgmma_"
-_RATES = ("fma_float32", "mma_float16", "mma_bfloat16", "mma_tf32", "wgmma_float16", "wgmma_bfloat16",
-          "wgmma_tf32")  # fmt: skip
+_RATES = ("fma_float32", "mma_float16", "mma_bfloat16", "mma_tf32", "mma_int8", "wgmma_float16", "wgmma_bfloat16",
+          "wgmma_tf32", "wgmma_int8")  # fmt: skip
 
 
 def gpu(name: str, usual: Target, cache_dir: Path | None, *, tell: Callable[[str], None] | None = None) -> Target:

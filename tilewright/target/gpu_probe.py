@@ -16,7 +16,7 @@ from tilewright.runtime import Cache
 from tilewright.runtime.cuda_device import DeviceMemory, capability, check, open_device
 from tilewright.runtime.nvrtc import cached_cubin, exact_architecture
 
-VERSION = 3  # of what is measured, and how
+VERSION = 4  # of what is measured, and how
 _SOURCE = Path(__file__).with_name("native") / "probe.cu"
 _REPEAT = 256
 _LONG = 16 * _REPEAT  # steps of loops that no launch may hide
@@ -25,10 +25,11 @@ _LAUNCHES = 200
 _WARM_SECONDS = 0.2
 _CLUSTERS = 90  # compute capability from which blocks form clusters and launches may depend
 # (name, multiply-adds of one instruction of a warp)
-_INSTRUCTIONS = (("mma_float16", 16 * 8 * 16), ("mma_bfloat16", 16 * 8 * 16), ("mma_tf32", 16 * 8 * 8))
+_INSTRUCTIONS = (("mma_float16", 16 * 8 * 16), ("mma_bfloat16", 16 * 8 * 16), ("mma_tf32", 16 * 8 * 8),
+                 ("mma_int8", 16 * 8 * 32))  # fmt: skip
 # (name, multiply-adds of a warp in an instruction of four)
 _GROUPS = tuple((name, 64 * 256 * depth // 4) for name, depth in
-                (("wgmma_float16", 16), ("wgmma_bfloat16", 16), ("wgmma_tf32", 8)))  # fmt: skip
+                (("wgmma_float16", 16), ("wgmma_bfloat16", 16), ("wgmma_tf32", 8), ("wgmma_int8", 32)))  # fmt: skip
 _HOPPER = 90  # the compute capability of GPUs that have these, and they alone
 _THREADS = 256
 

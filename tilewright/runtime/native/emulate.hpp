@@ -419,42 +419,38 @@ template <int Bytes, bool Transposed> void share_rows(Together** given) {
 }
 
 struct Product : Together {
-  float a[8], b[4], c[4];
+  double a[16], b[8], c[4];  // which hold floats and integers alike
 };
 
-// Shapes and lanes as in intrinsics/gpu_matrix.py. Products are exact; their sum is rounded once here, and by the
-// hardware in an order of its own.
+// Shapes and lanes as in intrinsics/gpu_matrix.py. Products are exact; their sum is rounded once, as it is stored, and by
+// the hardware in an order of its own.
 template <int Depth> void multiply(Together** given) {
   Product** lanes = reinterpret_cast<Product**>(given);
-  static float a[16][16], b[16][8];
+  constexpr int each = Depth / 8;  // elements of a register
+  static double a[16][Depth], b[Depth][8];
   for (int l = 0; l < warp_size; ++l) {
-    for (int e = 0; e < Depth / 2; ++e) {
-      if (Depth == 16) a[l / 4 + e / 2 % 2 * 8][l % 4 * 2 + e % 2 + e / 4 * 8] = lanes[l]->a[e];
-      else a[l / 4 + e % 2 * 8][l % 4 + e / 2 * 4] = lanes[l]->a[e];
-    }
-    for (int e = 0; e < Depth / 4; ++e) {
-      if (Depth == 16) b[l % 4 * 2 + e % 2 + e / 2 * 8][l / 4] = lanes[l]->b[e];
-      else b[l % 4 + e * 4][l / 4] = lanes[l]->b[e];
-    }
+    for (int e = 0; e < Depth / 2; ++e)
+      a[l / 4 + e / each % 2 * 8][l % 4 * each + e % each + e / (2 * each) * 4 * each] = lanes[l]->a[e];
+    for (int e = 0; e < Depth / 4; ++e) b[l % 4 * each + e % each + e / each * 4 * each][l / 4] = lanes[l]->b[e];
   }
   for (int l = 0; l < warp_size; ++l)
     for (int e = 0; e < 4; ++e) {
       const int row = l / 4 + e / 2 * 8, column = l % 4 * 2 + e % 2;
       double sum = lanes[l]->c[e];
-      for (int k = 0; k < Depth; ++k) sum += static_cast<double>(a[row][k]) * b[k][column];
-      lanes[l]->c[e] = static_cast<float>(sum);
+      for (int k = 0; k < Depth; ++k) sum += a[row][k] * b[k][column];
+      lanes[l]->c[e] = sum;
     }
 }
 
-template <int Depth, class C, class A> void mma(const C& c, const A& a, const A& b, int line) {
+template <int Depth, class T, class A> void mma(const RegisterPlace<T>& c, const A& a, const A& b, int line) {
   Product mine;
   mine.run = multiply<Depth>;
   const long long first[] = {c.first(4), a.first(Depth / 2), b.first(Depth / 4)};
-  for (int e = 0; e < Depth / 2; ++e) mine.a[e] = first[1] < 0 ? 0.0f : static_cast<float>(a.element(first[1], e).read());
-  for (int e = 0; e < Depth / 4; ++e) mine.b[e] = first[2] < 0 ? 0.0f : static_cast<float>(b.element(first[2], e).read());
-  for (int e = 0; e < 4; ++e) mine.c[e] = first[0] < 0 ? 0.0f : c.element(first[0], e).read();
+  for (int e = 0; e < Depth / 2; ++e) mine.a[e] = first[1] < 0 ? 0.0 : static_cast<float>(a.element(first[1], e).read());
+  for (int e = 0; e < Depth / 4; ++e) mine.b[e] = first[2] < 0 ? 0.0 : static_cast<float>(b.element(first[2], e).read());
+  for (int e = 0; e < 4; ++e) mine.c[e] = first[0] < 0 ? 0.0 : c.element(first[0], e).read();
   engine->together(&mine, line);
-  if (first[0] >= 0) for (int e = 0; e < 4; ++e) c.element(first[0], e).write(mine.c[e]);
+  if (first[0] >= 0) for (int e = 0; e < 4; ++e) c.element(first[0], e).write(static_cast<T>(mine.c[e]));
 }
 
 }  // namespace emulate
@@ -486,6 +482,9 @@ template <class C, class A> TW_FN void mma_bfloat16(const C& c, const A& a, cons
 }
 template <class C, class A> TW_FN void mma_tf32(const C& c, const A& a, const A& b, int line = __builtin_LINE()) {
   emulate::mma<8>(c, a, b, line);
+}
+template <class C, class A> TW_FN void mma_int8(const C& c, const A& a, const A& b, int line = __builtin_LINE()) {
+  emulate::mma<32>(c, a, b, line);
 }
 
 }  // namespace tw

@@ -9,7 +9,7 @@ namespace emulate {
 
 constexpr int most_products = 64;  // under way at a time
 constexpr int most_columns = 256;
-constexpr int most_depth = 16;
+constexpr int most_depth = 32;
 // Elements of the sum that one product takes: 32 bytes of them.
 template <class T> constexpr int depth_of() { return 32 / sizeof(T); }
 
@@ -33,7 +33,8 @@ struct Flight {
 
 struct Grouped : Together {
   Pending* product;
-  float a[8], b[most_columns / 2], c[most_columns / 2];
+  float a[most_depth / 2], b[most_columns];
+  double c[most_columns / 2];  // which hold floats and integers alike
   int warp;
 };
 
@@ -45,6 +46,9 @@ inline unsigned long long matrix_address(unsigned long long start, bool turned, 
   if (turned) return exchanged(start + own % 64 * 2 + own / 64 * along + summed % 8 * 128 + summed / 8 * 1024);
   return exchanged(start + own % 8 * 128 + own / 8 * 1024 + summed * sizeof(T));
 }
+
+template <class T> inline unsigned long long bits_of(T value) { return value.bits; }
+inline unsigned long long bits_of(signed char value) { return static_cast<unsigned char>(value); }
 
 template <class T> TW_CALL float matrix_element(Buffer* buffer, unsigned long long address, unsigned long long* seen) {
   const unsigned long long base = reinterpret_cast<unsigned long long>(buffer->base);
@@ -58,7 +62,7 @@ template <class T> TW_CALL float matrix_element(Buffer* buffer, unsigned long lo
   }
   engine->read_unordered(buffer, offset);
   const T value = reinterpret_cast<const T*>(buffer->base)[offset];
-  *seen = *seen * 1099511628211ull + value.bits;
+  *seen = *seen * 1099511628211ull + bits_of(value);
   return static_cast<float>(value);
 }
 
@@ -72,7 +76,7 @@ template <class T> TW_CALL unsigned long long fetch_share(const Pending& product
     const int n = lane * rows + e;
     if (product.rows) {
       const T value = static_cast<const T*>(product.rows->data)[product.first_row + e];
-      seen = seen * 1099511628211ull + value.bits;
+      seen = seen * 1099511628211ull + bits_of(value);
       mine->a[e] = static_cast<float>(value);
       continue;
     }
@@ -118,7 +122,7 @@ template <int Depth> TW_CALL void multiply_group(Together** given) {
       const int row = l / 4 + e / 2 % 2 * 8, column = e / 4 * 8 + l % 4 * 2 + e % 2;
       double sum = lanes[l]->c[e];
       for (int k = 0; k < Depth; ++k) sum += static_cast<double>(a[row][k]) * b[k][column];
-      lanes[l]->c[e] = static_cast<float>(sum);
+      lanes[l]->c[e] = sum;
     }
 }
 
@@ -127,7 +131,7 @@ template <class T> TW_CALL unsigned long long matrix_start(const Place<T>& place
   return reinterpret_cast<unsigned long long>(place.buffer->base) + (first < 0 ? 0 : first) * sizeof(T);
 }
 
-template <class T> TW_CALL void finish_product(Bank* bank, int line) {
+template <class S, class T> TW_CALL void finish_product(Bank* bank, int line) {
   Flight* flight = bank->flight;
   Pending& product = flight->product[0];
   Grouped mine;
@@ -137,17 +141,17 @@ template <class T> TW_CALL void finish_product(Bank* bank, int line) {
   if (fetch_share<T>(product, &mine) != product.seen) engine->fault(ASYNC, product.b->name, 0, nullptr);
   if (product.rows)
     for (int e = 0; e < depth_of<T>() / 2; ++e) product.rows->state[product.first_row + e] &= ~IN_FLIGHT;
-  float* sums = static_cast<float*>(bank->data) + flight->first;
-  for (int e = 0; e < flight->sums; ++e) mine.c[e] = product.on ? sums[e] : 0.0f;
+  S* sums = static_cast<S*>(bank->data) + flight->first;
+  for (int e = 0; e < flight->sums; ++e) mine.c[e] = product.on ? sums[e] : 0;
   engine->together(&mine, line);
-  for (int e = 0; e < flight->sums; ++e) sums[e] = mine.c[e];
+  for (int e = 0; e < flight->sums; ++e) sums[e] = static_cast<S>(mine.c[e]);
   --flight->count;
   for (int p = 0; p < flight->count; ++p) flight->product[p] = flight->product[p + 1];
   if (!flight->count)
     for (int e = 0; e < flight->sums; ++e) bank->state[flight->first + e] &= ~IN_FLIGHT;
 }
 
-template <class T> TW_CALL void issue_product(const RegisterPlace<float>& c, Pending given, int line) {
+template <class S, class T> TW_CALL void issue_product(const RegisterPlace<S>& c, Pending given, int line) {
   Bank* bank = c.bank;
   if (!bank->flight) {
     bank->flight = static_cast<Flight*>(__builtin_malloc(sizeof(Flight)));
@@ -156,7 +160,7 @@ template <class T> TW_CALL void issue_product(const RegisterPlace<float>& c, Pen
   Flight* flight = bank->flight;
   flight->first = locate(bank, c.index);
   flight->sums = given.columns / 2;
-  flight->finish = finish_product<T>;
+  flight->finish = finish_product<S, T>;
   for (int e = 0; e < flight->sums; ++e) {
     unsigned char& state = bank->state[flight->first + e];
     if (given.on && !(state & 1)) unwritten_register(bank, flight->first + e);
@@ -180,39 +184,40 @@ template <class T> TW_CALL void issue_product(const RegisterPlace<float>& c, Pen
   engine->together(&mine, line);
 }
 
-template <int N, bool TurnedA, bool TurnedB, int Along, bool On, class T>
-void multiply_memory(const RegisterPlace<float>& c, const Place<T>& a, const Place<T>& b, int line) {
-  issue_product<T>(c, {a.buffer, b.buffer, nullptr, 0, matrix_start(a), matrix_start(b), TurnedA, TurnedB, On, N, Along}, line);
+template <int N, bool TurnedA, bool TurnedB, int Along, bool On, class S, class T>
+void multiply_memory(const RegisterPlace<S>& c, const Place<T>& a, const Place<T>& b, int line) {
+  issue_product<S, T>(c, {a.buffer, b.buffer, nullptr, 0, matrix_start(a), matrix_start(b), TurnedA, TurnedB, On, N, Along}, line);
 }
 template <int N, bool TurnedB, int Along, class T>
 void multiply_kept(const RegisterPlace<float>& c, const RegisterPlace<T>& a, const Place<T>& b, int line) {
   const long long first = a.first(depth_of<T>() / 2);
   if (first < 0) return;
-  issue_product<T>(c, {nullptr, b.buffer, a.bank, first, 0, matrix_start(b), false, TurnedB, true, N, Along}, line);
+  issue_product<float, T>(c, {nullptr, b.buffer, a.bank, first, 0, matrix_start(b), false, TurnedB, true, N, Along}, line);
 }
 
 }  // namespace emulate
 
 TW_FN void async_fence() { emulate::engine->async_fence(); }
 TW_FN void wgmma_fence() {}
-TW_FN void wgmma_commit(const emulate::RegisterPlace<float>&) { emulate::engine->products_committed(1); }
+template <class S> TW_FN void wgmma_commit(const emulate::RegisterPlace<S>&) { emulate::engine->products_committed(1); }
 // Groups end in order, whatever they sum up in; `Pending` of those that a thread has committed may be under way still.
-template <int Pending, int Sums>
-TW_FN void wgmma_wait(const emulate::RegisterPlace<float>& c, int line = __builtin_LINE()) {
+template <int Pending, int Sums, class S>
+TW_FN void wgmma_wait(const emulate::RegisterPlace<S>& c, int line = __builtin_LINE()) {
   emulate::Flight* flight = c.bank->flight;
   while (flight && flight->count && flight->product[0].group < emulate::engine->products_committed(0) - Pending)
     flight->finish(c.bank, line);
 }
-#define TW_IN_MEMORY(name, type) \
+#define TW_IN_MEMORY(name, sum, type) \
   template <int N, bool TurnedA, bool TurnedB, int Along, bool On> \
-  TW_FN void name(const emulate::RegisterPlace<float>& c, const emulate::Place<type>& a, const emulate::Place<type>& b, \
+  TW_FN void name(const emulate::RegisterPlace<sum>& c, const emulate::Place<type>& a, const emulate::Place<type>& b, \
                   int line = __builtin_LINE()) { \
-    static_assert(sizeof(type) == 2 || !(TurnedA || TurnedB), "lines of wider elements run along the sum"); \
+    static_assert(sizeof(type) == 2 || !(TurnedA || TurnedB), "lines of other elements run along the sum"); \
     emulate::multiply_memory<N, TurnedA, TurnedB, Along, On>(c, a, b, line); \
   }
-TW_IN_MEMORY(wgmma_float16, half)
-TW_IN_MEMORY(wgmma_bfloat16, bfloat16)
-TW_IN_MEMORY(wgmma_tf32, tf32)
+TW_IN_MEMORY(wgmma_float16, float, half)
+TW_IN_MEMORY(wgmma_bfloat16, float, bfloat16)
+TW_IN_MEMORY(wgmma_tf32, float, tf32)
+TW_IN_MEMORY(wgmma_int8, int, signed char)
 #define TW_IN_REGISTERS(name, type) \
   template <int N, bool TurnedB, int Along> \
   TW_FN void name(const emulate::RegisterPlace<float>& c, const emulate::RegisterPlace<type>& a, \

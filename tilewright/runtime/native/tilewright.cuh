@@ -258,9 +258,9 @@ TW_FN int times(int count) {
 TW_FN void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int Pending> TW_FN void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory"); }
 
-// ---- tensor cores: a warp multiplies matrices whose elements its lanes keep, two 16-bit floats a register
+// ---- tensor cores: a warp multiplies matrices whose elements its lanes keep, two 16-bit floats or four bytes a register
 
-// Four 8 x 8 matrices of 16-bit elements (or 8 x 4 of 32 bits): every lane hands over where one row begins.
+// Four 8 x 8 matrices of 16-bit elements (or 8 x 4 of 32 bits, 8 x 16 of 8): every lane hands over where one row begins.
 template <int N, bool Transposed, class T> TW_FN void ldmatrix(T* to, const T* from) {
   const unsigned shared = static_cast<unsigned>(__cvta_generic_to_shared(from));
   unsigned r[4];
@@ -302,6 +302,14 @@ TW_FN void mma_tf32(float* c, const tf32* a, const tf32* b) {
       : "r"(a[0].bits), "r"(a[1].bits), "r"(a[2].bits), "r"(a[3].bits), "r"(b[0].bits), "r"(b[1].bits));
 }
 
+TW_FN void mma_int8(int* c, const signed char* a, const signed char* b) {
+  const auto x = words<4>(a);
+  const auto y = words<2>(b);
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(x.word[0]), "r"(x.word[1]), "r"(x.word[2]), "r"(x.word[3]), "r"(y.word[0]), "r"(y.word[1]));
+}
+
 // ---- tensor cores, four warps as one: operands lie in shared memory in lines of 128 bytes, eight of which are exchanged
 // packet by packet; the sums come when they are waited for
 
@@ -313,13 +321,15 @@ TW_FN void async_fence() {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 TW_FN void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-TW_FN void wgmma_commit(const float*) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <class T> TW_FN void wgmma_commit(const T*) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // The compiler is not to move what it does with sums that are done across the wait for them: so many, 0 where some of
 // the products that were waited for go on.
-template <int Pending, int Sums> TW_FN void wgmma_wait(float* c) {
+TW_FN void pinned(float& sum) { asm volatile("" : "+f"(sum)::"memory"); }
+TW_FN void pinned(int& sum) { asm volatile("" : "+r"(sum)::"memory"); }
+template <int Pending, int Sums, class T> TW_FN void wgmma_wait(T* c) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
 #pragma unroll
-  for (int i = 0; i < Sums; ++i) asm volatile("" : "+f"(c[i])::"memory");
+  for (int i = 0; i < Sums; ++i) pinned(c[i]);
 }
 
 // Where a matrix lies: its first byte, bytes from 64 elements of a line to the next and from eight lines to the next.
@@ -347,8 +357,8 @@ TW_FN unsigned long long matrix_place(const void* first, int along) {
 #define TW_SUMS_240 TW_SUMS_224 ", " "%112, %113, %114, %115, %116, %117, %118, %119"
 #define TW_SUMS_256 TW_SUMS_240 ", " "%120, %121, %122, %123, %124, %125, %126, %127"
 #define TW_EIGHT(i) \
-  "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), \
-      "+f"(c[i + 7])
+  TW_SUM(c[i]), TW_SUM(c[i + 1]), TW_SUM(c[i + 2]), TW_SUM(c[i + 3]), TW_SUM(c[i + 4]), TW_SUM(c[i + 5]), \
+      TW_SUM(c[i + 6]), TW_SUM(c[i + 7])
 #define TW_KEPT_16 TW_EIGHT(0)
 #define TW_KEPT_32 TW_KEPT_16, TW_EIGHT(8)
 #define TW_KEPT_48 TW_KEPT_32, TW_EIGHT(16)
@@ -386,25 +396,33 @@ TW_FN unsigned long long matrix_place(const void* first, int along) {
   TW_WGMMA(kind, 224, TW_AT(112, 113, 114, 115, 116, 117, 118)) \
   TW_WGMMA(kind, 240, TW_AT(120, 121, 122, 123, 124, 125, 126)) \
   TW_WGMMA(kind, 256, TW_AT(128, 129, 130, 131, 132, 133, 134))
-// both in shared memory; elements of 16 bits may lie either way, wider ones along the sum alone. Sums go on, or begin anew.
-#define TW_IN_MEMORY(name, type, kind, of_16_bits) \
-  template <int N, bool TurnedA, bool TurnedB, int Along, bool On> TW_FN void name(float* c, const type* a, const type* b) { \
+// both in shared memory; elements of 16 bits may lie either way, others along the sum alone. Sums go on, or begin anew.
+#define TW_IN_MEMORY(name, sum, type, kind, of_16_bits) \
+  template <int N, bool TurnedA, bool TurnedB, int Along, bool On> TW_FN void name(sum* c, const type* a, const type* b) { \
     static_assert(N % 16 == 0 && N <= 256, "columns"); \
-    static_assert(of_16_bits || !(TurnedA || TurnedB), "lines of wider elements run along the sum"); \
+    static_assert(of_16_bits || !(TurnedA || TurnedB), "lines of other elements run along the sum"); \
     const unsigned long long x = matrix_place(a, 16), y = matrix_place(b, TurnedB ? Along : 16); \
     TW_WGMMAS(kind) \
   }
+#define TW_SUM(place) "+f"(place)
 #define TW_GIVEN "l"(x), "l"(y), "n"(On ? 1 : 0), "n"(TurnedA ? 1 : 0), "n"(TurnedB ? 1 : 0)
 #define TW_AT(a, b, on, ta, tb, e, f) "%" #a ", %" #b ", %" #on ", 1, 1, %" #ta ", %" #tb
-TW_IN_MEMORY(wgmma_float16, half, "k16.f32.f16.f16", true)
-TW_IN_MEMORY(wgmma_bfloat16, bfloat16, "k16.f32.bf16.bf16", true)
+TW_IN_MEMORY(wgmma_float16, float, half, "k16.f32.f16.f16", true)
+TW_IN_MEMORY(wgmma_bfloat16, float, bfloat16, "k16.f32.bf16.bf16", true)
 #undef TW_GIVEN
 #undef TW_AT
 #define TW_GIVEN "l"(x), "l"(y), "n"(On ? 1 : 0)
 #define TW_AT(a, b, on, ta, tb, e, f) "%" #a ", %" #b ", %" #on ", 1, 1"
-TW_IN_MEMORY(wgmma_tf32, tf32, "k8.f32.tf32.tf32", false)
+TW_IN_MEMORY(wgmma_tf32, float, tf32, "k8.f32.tf32.tf32", false)
+#undef TW_AT
+#undef TW_SUM
+#define TW_SUM(place) "+r"(place)
+#define TW_AT(a, b, on, ta, tb, e, f) "%" #a ", %" #b ", %" #on
+TW_IN_MEMORY(wgmma_int8, int, signed char, "k32.s32.s8.s8", false)
+#undef TW_SUM
 #undef TW_GIVEN
 #undef TW_AT
+#define TW_SUM(place) "+f"(place)
 // rows in registers, as a warp keeps them for a product of its own
 #define TW_IN_REGISTERS(name, type, kind) \
   template <int N, bool TurnedB, int Along> TW_FN void name(float* c, const type* a, const type* b) { \

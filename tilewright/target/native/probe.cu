@@ -72,15 +72,15 @@ extern "C" __global__ void clock_ticks(u64* ticks, float* out, float a) {  // cy
   if (blockIdx.x == 0 && threadIdx.x == 0) ticks[0] = end - begin, ticks[1] = last - first;
 }
 
-#define MMA_KERNEL(NAME, INSTRUCTION)                                                    \
+#define MMA_KERNEL(NAME, SUM, KEPT, INSTRUCTION)                                                    \
   extern "C" __global__ void NAME(float* out, u32 bits) {                                                         \
-    float c[8][4];                                                                                                \
+    SUM c[8][4];                                                                                                \
     const u32 a0 = bits + threadIdx.x, a1 = a0 + 1, a2 = a0 + 2, a3 = a0 + 3, b0 = bits, b1 = bits + 1;           \
     (void)a2, (void)a3, (void)b1;                                                                                 \
     _Pragma("unroll") for (int i = 0; i < 8; ++i) for (int j = 0; j < 4; ++j) c[i][j] = i + j;                    \
     for (int r = 0; r < 16 * REPEAT; ++r) {                                                                            \
       _Pragma("unroll") for (int i = 0; i < 8; ++i) asm volatile(INSTRUCTION                                      \
-          : "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3),      \
+          : KEPT(c[i][0]), KEPT(c[i][1]), KEPT(c[i][2]), KEPT(c[i][3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3),      \
             "r"(b0), "r"(b1));                                                                                    \
     }                                                                                                             \
     float sum = 0.0f;                                                                                             \
@@ -89,20 +89,21 @@ extern "C" __global__ void clock_ticks(u64* ticks, float* out, float a) {  // cy
   }
 #define MMA(SHAPE, TYPES) "mma.sync.aligned." SHAPE ".row.col." TYPES \
   " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-MMA_KERNEL(mma_float16, MMA("m16n8k16", "f32.f16.f16.f32"))
-MMA_KERNEL(mma_bfloat16, MMA("m16n8k16", "f32.bf16.bf16.f32"))
-MMA_KERNEL(mma_tf32, MMA("m16n8k8", "f32.tf32.tf32.f32"))
+MMA_KERNEL(mma_float16, float, "+f", MMA("m16n8k16", "f32.f16.f16.f32"))
+MMA_KERNEL(mma_bfloat16, float, "+f", MMA("m16n8k16", "f32.bf16.bf16.f32"))
+MMA_KERNEL(mma_tf32, float, "+f", MMA("m16n8k8", "f32.tf32.tf32.f32"))
+MMA_KERNEL(mma_int8, int, "+r", MMA("m16n8k32", "s32.s8.s8.s32"))
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // Four warps as one, 64 x 256 and 32 bytes of the sum a step, two steps under way.
-#define GROUP_KERNEL(NAME, TYPE)                                                           \
+#define GROUP_KERNEL(NAME, SUM, TYPE)                                                           \
   extern "C" __global__ void __launch_bounds__(256, 1) NAME(float* out, u32 bits) {       \
     __shared__ __align__(1024) u32 data[10 << 10];                                         \
     for (int i = threadIdx.x; i < 10 << 10; i += blockDim.x) data[i] = bits;               \
     tw::async_fence();                                                                     \
     __syncthreads();                                                                       \
     const TYPE *a = reinterpret_cast<const TYPE*>(data), *b = reinterpret_cast<const TYPE*>(data + (2 << 10)); \
-    float c[128] = {};                                                                     \
+    SUM c[128] = {};                                                                     \
     tw::wgmma_wait<0, 128>(c);                                                             \
     for (int r = 0; r < 16 * REPEAT; ++r) {                                                \
       tw::wgmma_fence();                                                                   \
@@ -115,9 +116,10 @@ MMA_KERNEL(mma_tf32, MMA("m16n8k8", "f32.tf32.tf32.f32"))
     _Pragma("unroll") for (int i = 0; i < 128; ++i) sum += c[i];                           \
     out[blockIdx.x * blockDim.x + threadIdx.x] = sum;                                      \
   }
-GROUP_KERNEL(wgmma_float16, tw::half)
-GROUP_KERNEL(wgmma_bfloat16, tw::bfloat16)
-GROUP_KERNEL(wgmma_tf32, tw::tf32)
+GROUP_KERNEL(wgmma_float16, float, tw::half)
+GROUP_KERNEL(wgmma_bfloat16, float, tw::bfloat16)
+GROUP_KERNEL(wgmma_tf32, float, tw::tf32)
+GROUP_KERNEL(wgmma_int8, int, signed char)
 #endif
 
 extern "C" __global__ void read_shared(float* out) {  // 16 bytes a thread, no two of a phase in one bank

@@ -76,7 +76,7 @@ def _inner_axes(program: Program, target: Target) -> dict[Tensor, int]:
     inner: dict[Tensor, int] = {}
     for compute in program.computes:
         if isinstance(compute, Reduce):
-            inner.update(_along_the_sum(compute))
+            inner.update(_along_the_sum(compute) if target.lanes_are_threads else {})
             axis = owned_axis(compute, program)
             if axis is not None and not _fills_rows_better(compute, program, target):
                 inner[compute.outputs[0]] = axis
@@ -91,10 +91,10 @@ def _inner_axes(program: Program, target: Target) -> dict[Tensor, int]:
 
 
 def _along_the_sum(compute: Reduce) -> dict[Tensor, int]:
-    """Operands of 32 bits that tensor cores multiply: they take lines along the sum alone."""
+    """Operands of 32 or 8 bits that a GPU's tensor cores multiply: they take lines along the sum alone."""
     found: dict[Tensor, int] = {}
     for node in loads(*compute.elements):
-        if node.dtype is not dtypes.tf32:
+        if node.dtype not in (dtypes.tf32, dtypes.int8):
             continue
         places = [(upper(t.axis.extent), n) for n, i in enumerate(node.indices) for t, c in linear(i).terms.items()
                   if c == 1 and isinstance(t, Var) and t.axis in compute.reduce_axes]  # fmt: skip

@@ -28,12 +28,13 @@ from tilewright.transform.storage import Encoding, all_computes, change_storage,
 
 _NARROW = {"bfloat16": dtypes.bfloat16, "float16": dtypes.float16, "tf32": dtypes.tf32}
 _CONVOLUTIONS = "tf32_convolutions"
+_INTEGERS = "mma_int8"  # what makes integers pay on a GPU
 _LEAST_SUMMED = 7  # of the 32 elements that a row of a matrix register has: with fewer it mostly multiplies zeros
 
 
 def set_precision(program: Program, target: Target, precision: str | None) -> Program:
     """`precision` None: as the model says; float32: no integers in its place; others as above."""
-    if target.kind == "cpu" and precision != "float32":
+    if precision != "float32" and (target.kind == "cpu" or target.rate(_INTEGERS)):
         program = merge_steps(extremes_of_bytes(use_integers(program, form_of(target))))
     if precision in ("tf32", _CONVOLUTIONS, "float16") and target.kind == "cpu":
         raise OptionError(f"precision {precision!r} is for GPUs alone, not {target.name!r}: there is 'bfloat16'")

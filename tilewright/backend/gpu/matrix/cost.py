@@ -376,7 +376,8 @@ def stage_bytes(size: Size, step: Size, form: MatrixForm, padded: Size) -> Size:
 
 
 def _is_swizzled(size: Size, step: Size, form: MatrixForm) -> Size:
-    if form.warps > 1 or form.packet != 8:  # read from shared memory as the hardware exchanges them, or one by one
+    # read from shared memory as the hardware exchanges them, or one by one
+    if form.warps > 1 or form.operand.bits == 32:
         return np.full(np.shape(size), form.warps > 1)
     lines = (size // form.packet, step // form.packet)
     exchanged = [(n == 1) | (n == 2) | (n == 4) | (n % 8 == 0) for n in lines]

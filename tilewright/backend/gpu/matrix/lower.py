@@ -449,7 +449,7 @@ class MatrixContract:
         depth: Expr,
         is_rows: bool,
     ) -> tuple[Stmt, ...]:
-        """Lines along the sum of 32-bit elements, which ldmatrix cannot turn over."""
+        """Lines along an operand's own axes, which ldmatrix turns over where elements have 16 bits alone."""
         e = Axis("e", to.shape[1])
         element, half = var(e) % lanes.elements, var(e) // lanes.elements
         row, column = lanes.row(self.lane, element), lanes.column(self.lane, element)

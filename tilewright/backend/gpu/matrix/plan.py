@@ -110,8 +110,9 @@ def runs_of(nest: Nest, leaf: Leaf, context: NestContext) -> Both:
 
 
 def lie_along_sum(leaf: Leaf) -> bool:
-    """Whether operands are best found in lines along the sum: wider elements are read one by one otherwise."""
-    return FORMS[leaf.instruction or ""].operand.bytes > 2
+    """Whether operands are best found in lines along the sum: only elements of 16 bits are turned over as they are
+    fetched, others are read one by one."""
+    return FORMS[leaf.instruction or ""].operand.bits != 16
 
 
 def may_turn(read: Load) -> bool:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.analysis.products import factors, is_zero
-from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.expr import Axis, Expr, const, is_op, select
 from tilewright.tile_graph.algebra.nest import Nest
 
@@ -35,13 +34,13 @@ def sides_of(nest: Nest, last: Axis | None = None) -> Sides | None:
     if monoid is None or monoid.operator != "add" or not nest.reduce_axes or len(nest.elements) != 1:
         return None
     parts = factors(nest.elements[0], nest.axes, nest.reduce_axes)
-    if len(parts) != 2 or not all(f.reductions for f in parts) or monoid.left[0].dtype is not dtypes.float32:
+    if len(parts) != 2 or not all(f.reductions for f in parts):
         return None
     narrow = [_operand(f.value) for f in parts]
     if any(n is None for n in narrow):
         return None
     (first, one), (second, other) = narrow  # type: ignore[misc]
-    if one != other:
+    if one != other or FORMS[one].sums is not monoid.left[0].dtype:
         return None
     own = [tuple(a for a in x.outputs if a not in y.outputs) for x, y in (parts, parts[::-1])]
     if not all(own):
@@ -60,8 +59,8 @@ def _operand(value: Expr) -> tuple[Expr, str] | None:
         if inner is None:
             return None
         return select(value.args[0], inner[0], const(0, inner[0].dtype)), inner[1]
-    if is_op(value, "cast") and value.dtype is dtypes.float32:
+    if is_op(value, "cast"):
         kept = value.args[0]
-        found = [name for name, form in FORMS.items() if form.operand is kept.dtype]
+        found = [name for name, form in FORMS.items() if form.operand is kept.dtype and form.sums is value.dtype]
         return (kept, found[0]) if found else None
     return None
