@@ -1,5 +1,5 @@
 """Times products, models and plans on this machine's GPU:
-`python bench/gpu.py products | convolutions | attention | models | ablation | model | bandwidth | best`.
+`python bench/gpu.py products | convolutions | attention | models | quantised | ablation | model | bandwidth | best`.
 
 Device time: copies of a call are captured into one CUDA graph, whose replays are timed by events; the median of some.
 Products and convolutions go through rotating sets of operands that do not fit the L2 cache together; models through
@@ -23,7 +23,16 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import tilewright
-from bench import gpu_attention, gpu_bandwidth, gpu_best, gpu_convolutions, gpu_models, gpu_peers, gpu_plans
+from bench import (
+    gpu_attention,
+    gpu_bandwidth,
+    gpu_best,
+    gpu_convolutions,
+    gpu_models,
+    gpu_peers,
+    gpu_plans,
+    gpu_quantised,
+)
 from tilewright.errors import TilewrightError
 from tilewright.target import machine
 
@@ -83,6 +92,9 @@ def main() -> int:
     models.add_argument("--peer-seconds", type=float, default=200, help="that peers have from the start to compile")
     models.add_argument("--profile", type=int, default=0, metavar="N", help="print each model's N slowest kernels")
     attention = commands.add_parser("attention", help="attention of one kernel beside PyTorch's")
+    bytewise = commands.add_parser("quantised", help="8-bit models and weights of few bits beside our float16")
+    bytewise.add_argument("--only", action="append", default=[], metavar="TEXT", help="rows with this in their name")
+    bytewise.add_argument("--json", type=Path, metavar="FILE")
     steps = commands.add_parser("ablation", help="models under each schedule: time, launches, bytes")
     kernels = commands.add_parser("model", help="what kernels of models were predicted to take, and what they take")
     for command in (steps, kernels):
@@ -103,13 +115,14 @@ def main() -> int:
     if arguments.command == "best" and arguments.make is not None:
         arguments.make.write_bytes(pickle.dumps(gpu_best.made_plans(shapes, arguments.count, machine("h200"))))
         return 0
-    if arguments.command in ("bandwidth", "best", "attention", "convolutions"):
+    if arguments.command in ("bandwidth", "best", "attention", "convolutions", "quantised"):
         warm_up()
         found: Sequence[Any] = (
             gpu_bandwidth.measured(device_microseconds) if arguments.command == "bandwidth"
             else gpu_attention.measured(device_microseconds, arguments.precision) if arguments.command == "attention"
             else gpu_convolutions.measured(device_microseconds, arguments.precision, arguments.batch, arguments.layer)
             if arguments.command == "convolutions"
+            else gpu_quantised.measured(device_microseconds, arguments.only) if arguments.command == "quantised"
             else gpu_best.measured(shapes, arguments.count, device_microseconds, arguments.made)
         )  # fmt: skip
         if arguments.json is not None:
