@@ -37,7 +37,7 @@ from tilewright.calls.profiles import KernelTime, Profile
 from tilewright.calls.progress import shown
 from tilewright.dynamic.open_model import OpenModel
 from tilewright.dynamic.parts import border_model, in_parts, is_settled_by_few, name_of
-from tilewright.dynamic.ranged_model import RangedModel
+from tilewright.dynamic.ranged_model import RangedModel, Ways
 from tilewright.dynamic.room_model import RoomModel
 from tilewright.dynamic.staged_model import StagedModel
 from tilewright.dynamic.variants import OpenPort
@@ -274,8 +274,7 @@ def _ranged_model(
     """The model for ranges of sizes."""
     from tilewright.dynamic.ranged_source import ranged_model
 
-    one, room = partial(compile_at_call, options=chosen), partial(compile_open, options=chosen)
-    return ranged_model(source, shapes, dynamic, room, one)
+    return ranged_model(source, shapes, dynamic, _ways(chosen))
 
 
 def _ranged_module(module: Any, example: Any, dynamic: Mapping[Any, Any], chosen: Options) -> RangedModule:
@@ -284,9 +283,15 @@ def _ranged_module(module: Any, example: Any, dynamic: Mapping[Any, Any], chosen
     from tilewright.dynamic.spans import read_spans
     from tilewright.pytorch.ranged import compile_ranged
 
-    one, room = partial(compile_at_call, options=chosen), partial(compile_open, options=chosen)
-    build = partial(ranged_graphs, compile_open=room, compile_graph=one)
-    return compile_ranged(module, example, partial(read_spans, dynamic), build)
+    return compile_ranged(module, example, partial(read_spans, dynamic), partial(ranged_graphs, ways=_ways(chosen)))
+
+
+def _ways(chosen: Options) -> Ways:
+    """How Graphs for ranges of sizes are compiled."""
+    from tilewright.compiler.blocks import blocks_of
+
+    find_blocks = partial(blocks_of, target=_goal(chosen))
+    return Ways(partial(compile_open, options=chosen), partial(compile_at_call, options=chosen), find_blocks)
 
 
 def compile_graph(graph: Graph, options: Options) -> Model:
@@ -349,16 +354,17 @@ def _model(
 ) -> Model:  # fmt: skip
     """The model compiled, or found in the cache; `values` of inputs become constants of it. A `slim` one is one of many
     and makes what `artifact` gives when asked."""
-    goal = machine(
-        chosen.target,
-        chosen.threads,
-        cache_dir=chosen.cache_dir,
-        compiler=chosen.compiler,
-        tell=chosen.progress,
-    )
+    goal = _goal(chosen)
     if chosen.effort == "adaptive":
         return _adaptive_model(source, fixed_shapes, goal, chosen, values, slim)
     return Model(_made(source, fixed_shapes, goal, chosen, values, slim), chosen)
+
+
+def _goal(chosen: Options) -> Target:
+    """The machine that options ask for."""
+    return machine(
+        chosen.target, chosen.threads, cache_dir=chosen.cache_dir, compiler=chosen.compiler, tell=chosen.progress
+    )
 
 
 def _made(

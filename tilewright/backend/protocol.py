@@ -132,6 +132,7 @@ class Backend(Protocol):
     source_suffix: str  # of files with the source text of a kernel
     flushes_denormals: bool  # its kernels count numbers below the smallest normal one as zeros, where asked to
     runs_regions: bool  # its driver follows loops that data end and branches that data choose
+    fills_by_sample: bool  # the work of one sample of a batch is enough for all its units
     other_algorithms: bool  # ways to convolve and to multiply with fewer multiplications are known to pay
     streams_in_registers: bool  # whether there are kernels whose products pass everything to each other so
     compares_places: bool  # conditions on indices are better than tables of them: kernels leave out what they close

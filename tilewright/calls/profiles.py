@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -39,3 +40,9 @@ class Profile:
             lines.append(f"{call.position:>5}  {call.kernel:<{width}}  {call.nanoseconds / 1e3:>10.1f}  {share:>5.1f}%")
         lines.append(f"{'':>5}  {'all':<{width}}  {self.total_nanoseconds / 1e3:>10.1f}  100.0%")
         return "\n".join(lines)
+
+
+def joined(profiles: Sequence[Profile]) -> Profile:
+    """The profile of runs that follow each other."""
+    calls = [call for profile in profiles for call in profile.calls]
+    return Profile(tuple(replace(call, position=place) for place, call in enumerate(calls)), profiles[0].repeat)

@@ -15,6 +15,7 @@ from tilewright.dynamic.room_model import RoomModel, RoomPort
 from tilewright.dynamic.saved_ranges import DATA, FOLDERS, FORMAT, KIND, TABLE
 from tilewright.dynamic.spans import Span
 from tilewright.dynamic.variants import OpenPort
+from tilewright.ir.forms.blocks import Blocks
 
 
 def load(folder: Path, load_variant: Callable[[Path], Compiled], *, trust: bool = False) -> RangedModel:
@@ -40,7 +41,9 @@ def _model(folder: Path, table: Any, decoder: Decoder, load_variant: Callable[[P
         variant = record(RangeVariant, spans, value(rooms), seconds)
         kept.append(Ranged(variant, _with_room(table["name"], variant, value(ports), model)))
     inputs, outputs = ([record(OpenPort, *value(row)) for row in table[side]] for side in ("inputs", "outputs"))
-    return RangedModel(table["name"], inputs, outputs, spans, value(table["places"]), kept)
+    cut = value(table["blocks"])
+    blocks = None if cut is None else record(Blocks, *cut)
+    return RangedModel(table["name"], inputs, outputs, spans, value(table["places"]), kept, blocks)
 
 
 def _with_room(name: str, variant: RangeVariant, ports: Any, model: Compiled) -> Compiled:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from tilewright.calls.arguments import Array, NotPickled, bind, by_name
-from tilewright.errors import CancelledError
+from tilewright.errors import CancelledError, InputError
 
 if TYPE_CHECKING:
     from tilewright.calls.profiles import Profile
@@ -21,6 +21,16 @@ P = TypeVar("P", bound="Named")
 class Named(Protocol):
     @property
     def name(self) -> str: ...
+
+
+def fill(ports: Sequence[Named], results: Sequence[Array], outputs: Sequence[Any]) -> None:
+    """Results into arrays of a caller."""
+    if len(outputs) != len(results):
+        raise InputError(f"the model gives {len(results)} outputs, but {len(outputs)} arrays were given")
+    for port, result, into in zip(ports, results, outputs, strict=True):
+        if into.shape != result.shape or into.dtype != result.dtype:
+            raise InputError(f"output {port.name!r} does not fit the array that was given for it")
+        into[...] = result
 
 
 class Compiled(Protocol):

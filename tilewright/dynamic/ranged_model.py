@@ -1,4 +1,5 @@
-"""A model for ranges of sizes: rooms that cover them are compiled ahead, and a call finds the one it falls in."""
+"""A model for ranges of sizes: rooms that cover them, or blocks of a batch, are compiled ahead, and a call finds its
+own."""
 
 from __future__ import annotations
 
@@ -8,23 +9,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import numpy as np
 
 from tilewright.calls.arguments import Array, Port, as_array, bind, random_arrays
-from tilewright.dynamic.model import Compiled, LateModel
+from tilewright.calls.profiles import Profile, joined
+from tilewright.dynamic.model import Compiled, LateModel, fill
 from tilewright.dynamic.saved_ranges import save
 from tilewright.dynamic.spans import Places, Span, covering
 from tilewright.dynamic.variants import OpenPort
 from tilewright.errors import CutError, InputError, ModelError, UnsupportedError, printable
+from tilewright.ir.forms.blocks import Blocks
 from tilewright.ir.forms.graph import Graph, Room
-
-if TYPE_CHECKING:
-    from tilewright.calls.profiles import Profile
 
 _MOST_VARIANTS = 64  # that one artifact has
 _FACTOR = 8  # of a room's largest number over its smallest
 
 CompileGraph = Callable[[Graph], Compiled]
+FindBlocks = Callable[[Callable[[int], Graph], int, int], Blocks | None]
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class RangedModel(LateModel[OpenPort]):
 
     def __init__(
         self, name: str, inputs: Sequence[OpenPort], outputs: Sequence[OpenPort], spans: Sequence[Span],
-        places: Places, kept: Sequence[Ranged],
+        places: Places, kept: Sequence[Ranged], blocks: Blocks | None = None,
     ) -> None:  # fmt: skip
         super().__init__(name, inputs, outputs)
         told = {place for axes in places.values() for place in axes.values()}
@@ -70,8 +73,9 @@ class RangedModel(LateModel[OpenPort]):
         self._spans = tuple(spans)
         self._places = places
         self._kept = tuple(kept)
+        self._blocks = blocks
         self._compiled = len(kept)
-        self._last = self._kept[-1]
+        self._last: Sequence[Compiled] = [self._kept[-1].model]
 
     @property
     def spans(self) -> tuple[Span, ...]:
@@ -88,6 +92,12 @@ class RangedModel(LateModel[OpenPort]):
         return self._kept
 
     @property
+    def blocks(self) -> Blocks | None:
+        """How a batch is cut, where its samples go through the model in blocks: there is one dimension that varies
+        then, and a compiled form for each size of a block."""
+        return self._blocks
+
+    @property
     def variants(self) -> tuple[RangeVariant, ...]:
         """What it is made of: a compiled form for each range."""
         return tuple(kept.variant for kept in self._kept)
@@ -96,18 +106,24 @@ class RangedModel(LateModel[OpenPort]):
         """There is none: which code runs depends on the sizes."""
 
     def prepare(self, /, *args: Any, **named: Any) -> Compiled:
-        """The compiled form that inputs like these run in."""
-        return self._for(bind(self._names, args, named)).model
+        """The compiled form that inputs like these run in; in blocks, that of the first."""
+        return self._parts(bind(self._names, args, named))[0][0]
 
     def run_into(self, inputs: Sequence[Any], outputs: Sequence[Any], *, stream: Any = None) -> None:
         """Run the model on arrays in order and fill arrays of the caller."""
         values = bind(self._names, inputs, {})
-        self._for(values).model.run_into(values, outputs, stream=stream)
+        parts = self._parts(values)
+        if len(parts) == 1:
+            parts[0][0].run_into(values, outputs, stream=stream)
+            return
+        if stream is not None:
+            raise InputError("a stream is for outputs that lie on a GPU")
+        fill(self._outputs, self._results(values), outputs)
 
     def profile(self, /, *args: Any, repeat: int = 20, **named: Any) -> Profile:
         """Time each kernel call: the median over `repeat` runs."""
-        values = bind(self._names, args, named)
-        return self._for(values).model.profile(*values, repeat=repeat)
+        parts = self._parts(bind(self._names, args, named))
+        return joined([model.profile(*own, repeat=repeat) for model, own in parts])
 
     def random_inputs(self, seed: int = 0) -> dict[str, Array]:
         """Inputs of the largest sizes to try the model on."""
@@ -122,7 +138,9 @@ class RangedModel(LateModel[OpenPort]):
     def explain(self) -> str:
         """What became of the model for each range."""
         ranges = "; ".join(map(str, self._spans))
-        lines = [f"{printable(self._name)}: {len(self._kept)} compiled forms for {ranges}"]
+        sizes = [] if self._blocks is None else self._blocks.sizes
+        cut = f", in blocks of {' and '.join(map(str, sizes))}" if sizes else ""
+        lines = [f"{printable(self._name)}: {len(self._kept)} compiled forms for {ranges}{cut}"]
         lines += [f"  {kept.variant} ({kept.variant.compile_seconds:.2f} s)" for kept in self._kept]
         for kept in self._kept:
             lines += ["", f"{kept.variant}", kept.model.explain()]
@@ -133,13 +151,41 @@ class RangedModel(LateModel[OpenPort]):
         save(self, Path(folder))
 
     def _results(self, values: list[Any]) -> list[Any]:
-        return self._for(values).model(*values)
+        parts, seen = self._parts(values), self._cancels
+        results: list[list[Any]] = []
+        for model, own in parts:
+            self._checked_cancels(seen)
+            results.append(model(*own))
+        if self._blocks is None or len(results) == 1:
+            return results[0]
+        dims = [self._blocks.outputs[port.name] for port in self._outputs]
+        return [np.concatenate(found, dim) for found, dim in zip(zip(*results, strict=True), dims, strict=True)]
 
-    def _for(self, values: Sequence[Any]) -> Ranged:
+    def _parts(self, values: list[Any]) -> list[tuple[Compiled, list[Any]]]:
+        """The compiled forms that values go through, and the part of them that each is given."""
         numbers = self._numbers(values)
-        found = next(kept for kept in self._kept if kept.has(numbers))
-        self._last = found
-        return found
+        if self._blocks is None:
+            parts = [(self._for(numbers), values)]
+        else:
+            parts = self._in_blocks(self._blocks, numbers[0], values)
+        self._last = [model for model, _ in parts]
+        return parts
+
+    def _in_blocks(self, blocks: Blocks, samples: int, values: list[Any]) -> list[tuple[Compiled, list[Any]]]:
+        sizes = blocks.of(samples)
+        if len(sizes) == 1:
+            return [(self._for(sizes), values)]
+        cut = [(blocks.inputs.get(port.name), as_array(value, port.name))
+               for port, value in zip(self._inputs, values, strict=True)]  # fmt: skip
+        parts, begin = [], 0
+        for size in sizes:
+            own = [array if dim is None else _block(array, dim, begin, size, samples) for dim, array in cut]
+            parts.append((self._for([size]), own))
+            begin += size
+        return parts
+
+    def _for(self, numbers: Sequence[int]) -> Compiled:
+        return next(kept.model for kept in self._kept if kept.has(numbers))
 
     def _numbers(self, values: Sequence[Any]) -> tuple[int, ...]:
         """The number of every span, which all axes of one name tell alike."""
@@ -162,7 +208,7 @@ class RangedModel(LateModel[OpenPort]):
         return [kept.model for kept in self._kept]
 
     def _ran(self) -> Sequence[Compiled]:
-        return [self._last.model]
+        return self._last
 
 
 class Family(Protocol):
@@ -175,19 +221,29 @@ class Family(Protocol):
         """For all in rooms: its part has them, and forms."""
 
 
-def compile_ranges(
-    family: Family, spans: Sequence[Span], compile_open: CompileGraph, compile_graph: CompileGraph
-) -> list[Ranged]:
-    """The model compiled for rooms that cover its spans; a room that operators do not treat alike is halved."""
+@dataclass(frozen=True)
+class Ways:
+    """How a family's Graphs are compiled: one with rooms, one for its sizes alone; and which blocks a batch goes in."""
+
+    compile_open: CompileGraph
+    compile_graph: CompileGraph
+    find_blocks: FindBlocks
+
+
+def compile_ranges(family: Family, spans: Sequence[Span], ways: Ways) -> tuple[list[Ranged], Blocks | None]:
+    """The model compiled for sizes of blocks, or for rooms that cover its spans; a room that operators do not treat
+    alike is halved."""
+    blocks = None
+    if len(spans) == 1 and spans[0].step == 1:
+        blocks = ways.find_blocks(lambda samples: family.exact((samples,)), spans[0].low, spans[0].high)
+    if blocks is not None:
+        return [_compiled(family, spans, (Room(n, n),), ways) for n in sorted(blocks.sizes)], blocks
     waiting = list(product(*(covering(span, _FACTOR) for span in spans)))
     made: list[Ranged] = []
     while waiting:
         rooms = waiting.pop(0)
-        start = time.perf_counter()
         try:
-            is_one = all(room.low == room.high for room in rooms)
-            model = compile_graph(family.exact(tuple(room.low for room in rooms))) if is_one else compile_open(
-                family.open(rooms))  # fmt: skip
+            made.append(_compiled(family, spans, rooms, ways))
         except CutError as error:
             raise ModelError(f"not compiled for ranges of sizes, since its data decide shapes on the way: {error}; "
                              f"leave out dynamic= and what comes is compiled for") from error  # fmt: skip
@@ -202,24 +258,36 @@ def compile_ranges(
                     f"not compiled for {sizes}: the sizes need more than {_MOST_VARIANTS} compiled forms, since "
                     f"{error}; leave out dynamic= and each is compiled when it comes"
                 ) from error
-            continue
-        made.append(Ranged(RangeVariant(tuple(spans), rooms, time.perf_counter() - start), model))
-    return made
+    return made, None
+
+
+def _compiled(family: Family, spans: Sequence[Span], rooms: tuple[Room, ...], ways: Ways) -> Ranged:
+    start = time.perf_counter()
+    if all(room.low == room.high for room in rooms):
+        model = ways.compile_graph(family.exact(tuple(room.low for room in rooms)))
+    else:
+        model = ways.compile_open(family.open(rooms))
+    return Ranged(RangeVariant(tuple(spans), rooms, time.perf_counter() - start), model)
 
 
 def ranged_graphs(
-    family: Family, spans: Sequence[Span], largest: Graph, places: Places, *, compile_open: CompileGraph,
-    compile_graph: CompileGraph,
+    family: Family, spans: Sequence[Span], largest: Graph, places: Places, *, ways: Ways
 ) -> RangedModel:  # fmt: skip
     """A model of whatever front end, which takes what its Graph for the largest sizes takes."""
-    kept = compile_ranges(family, spans, compile_open, compile_graph)
+    kept, blocks = compile_ranges(family, spans, ways)
     inputs = []
     for value in largest.inputs:
         varying = places.get(value.name, {})
         shape = tuple(spans[varying[k]].name if k in varying else int(n) for k, n in enumerate(value.shape))  # type: ignore[arg-type]
         inputs.append(OpenPort(value.name, value.dtype.numpy, shape))
     outputs = [OpenPort(port.name, port.dtype, port.shape) for port in kept[-1].model.outputs]
-    return RangedModel(largest.name, inputs, outputs, spans, places, kept)
+    return RangedModel(largest.name, inputs, outputs, spans, places, kept, blocks)
+
+
+def _block(array: Array, dim: int, begin: int, size: int, samples: int) -> Array:
+    """Samples from `begin` on, of which each may have several places along a dimension."""
+    each = array.shape[dim] // samples
+    return array[(slice(None),) * dim + (slice(begin * each, (begin + size) * each),)]
 
 
 def _halves(room: Room) -> list[Room]:

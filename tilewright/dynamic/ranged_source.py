@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tilewright.dynamic.parts import name_of
-from tilewright.dynamic.ranged_model import CompileGraph, RangedModel, compile_ranges
+from tilewright.dynamic.ranged_model import RangedModel, Ways, compile_ranges
 from tilewright.dynamic.spans import Places, Span, read_spans
 from tilewright.dynamic.variants import OpenPort
 from tilewright.errors import OpenShapeError, OptionError
@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 Shapes = Mapping[str, int | tuple[int, ...]]
 
 
-def ranged_model(
-    source: Any, shapes: Shapes, dynamic: Mapping[Any, Any], compile_open: CompileGraph,
-    compile_graph: CompileGraph,
-) -> RangedModel:  # fmt: skip
+def ranged_model(source: Any, shapes: Shapes, dynamic: Mapping[Any, Any], ways: Ways) -> RangedModel:
     """An ONNX model compiled for all sizes that `dynamic` tells; `shapes` settles the other dimensions."""
     from tilewright.frontend.onnx.model import ports
 
@@ -32,8 +29,8 @@ def ranged_model(
     spans, places = read_spans(dynamic, {v.name: v.shape for v in inputs})
     takes = [_named(_port(v), spans, places.get(v.name, {})) for v in inputs]
     family = _Opened(_opened(source, takes, spans, places))
-    kept = compile_ranges(family, spans, compile_open, compile_graph)
-    return RangedModel(name_of(source), takes, [_port(v) for v in outputs], spans, places, kept)
+    kept, blocks = compile_ranges(family, spans, ways)
+    return RangedModel(name_of(source), takes, [_port(v) for v in outputs], spans, places, kept, blocks)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewright.calls.arguments import Array, as_array, bind
-from tilewright.dynamic.model import Compiled, LateModel
+from tilewright.dynamic.model import Compiled, LateModel, fill
 from tilewright.dynamic.stages import cropped, padded
 from tilewright.dynamic.variants import OpenPort
 from tilewright.errors import InputError
@@ -81,13 +81,7 @@ class RoomModel(LateModel[OpenPort]):
         """Run the model on arrays in order and fill arrays of the caller."""
         if stream is not None:
             raise InputError("a stream is for outputs that lie on a GPU")
-        results = self._results(bind(self._names, inputs, {}))
-        if len(outputs) != len(results):
-            raise InputError(f"the model gives {len(results)} outputs, but {len(outputs)} arrays were given")
-        for port, result, into in zip(self._outputs, results, outputs, strict=True):
-            if into.shape != result.shape or into.dtype != result.dtype:
-                raise InputError(f"output {port.name!r} does not fit the array that was given for it")
-            into[...] = result
+        fill(self._outputs, self._results(bind(self._names, inputs, {})), outputs)
 
     def profile(self, /, *args: Any, repeat: int = 20, **named: Any) -> Profile:
         """Time each kernel call: the median over `repeat` runs."""

@@ -11,12 +11,13 @@ from tilewright.dynamic.encoding import Encoder
 from tilewright.dynamic.room_model import RoomModel
 from tilewright.dynamic.spans import Span
 from tilewright.dynamic.variants import OpenPort
+from tilewright.ir.forms.blocks import Blocks
 from tilewright.packages.directory import MANIFEST, sums, write_directory
 from tilewright.packages.manifest import head, sealed
 from tilewright.version import VERSION
 
 KIND = "tilewright model for ranges of sizes"
-FORMAT = 1
+FORMAT = 2
 FOLDERS = "variants"
 TABLE, DATA = "table.json", "table.data"
 
@@ -34,6 +35,8 @@ class RangedForm(Protocol):
     def spans(self) -> Sequence[Span]: ...
     @property
     def places(self) -> Mapping[str, Mapping[int, int]]: ...
+    @property
+    def blocks(self) -> Blocks | None: ...
     @property
     def kept(self) -> Sequence[Any]: ...
 
@@ -57,11 +60,13 @@ def _fill(place: Path, model: RangedForm) -> None:
             "outputs": [value((p.name, p.dtype, p.shape)) for p in model.outputs],
             "spans": [value((s.name, s.low, s.high, s.step)) for s in model.spans],
             "places": value({name: dict(axes) for name, axes in model.places.items()}),
+            "blocks": value(_cut(model.blocks)),
             "kept": kept,
         }
     (place / TABLE).write_text(json.dumps(table), encoding="utf-8")
     body = {
         **head(KIND, FORMAT, VERSION, model.inputs, model.outputs),
+        **({} if model.blocks is None else {"blocks": list(model.blocks.sizes)}),
         "variants": [str(found.variant) for found in model.kept],
         # a variant's own manifest has the sums of its files
         "files": {n: s for n, s in sums(place).items() if n in (TABLE, DATA) or _is_manifest(n)},
@@ -74,6 +79,10 @@ def _ports(model: Any) -> Any:
     if not isinstance(model, RoomModel):
         return None
     return tuple(tuple((p.name, p.dtype, p.forms) for p in side) for side in (model.takes, model.gives))
+
+
+def _cut(blocks: Blocks | None) -> Any:
+    return None if blocks is None else (blocks.sizes, dict(blocks.inputs), dict(blocks.outputs))
 
 
 def _is_manifest(name: str) -> bool:

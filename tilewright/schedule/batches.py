@@ -7,14 +7,16 @@ of the first has to be that of every other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from tilewright.errors import OptionError
 from tilewright.ir.analysis.pieces import part_of
-from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, reads
+from tilewright.ir.analysis.simplify import simplify
+from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, expressions, reads
+from tilewright.ir.forms.expr import substitute
 from tilewright.ir.forms.mesh import WHOLE, Coordinates, Mesh, Part, Place, Spread, slices
 from tilewright.ir.forms.sharded import Piece
 from tilewright.ir.forms.tensor import Tensor, extents
@@ -150,15 +152,41 @@ class _Parts:
         return replace(self.program, inputs=inputs, outputs=outputs, computes=tuple(computes), constants=constants)
 
     def _compare(self, first: Program, other: Program) -> None:
-        for (tensor, array), another in zip(first.constants.items(), other.constants.values(), strict=True):
-            if array is not another and not np.array_equal(array, another, equal_nan=array.dtype.kind in "fc"):
-                raise self._refused(f"the constant '{tensor.name}' is another one for every part")
+        for tensor, _ in _other_constants(first, other):
+            raise self._refused(f"the constant '{tensor.name}' is another one for every part")
         for compute, its in zip(first.computes, other.computes, strict=True):
             if _text(compute) != _text(its):
                 raise self._refused(f"'{compute.outputs[0].name}' is not the same for every part")
 
     def _refused(self, reason: str) -> OptionError:
         return OptionError(f"micro_batches={self.parts}: {reason}")
+
+
+def are_same(one: Program, other: Program) -> bool:
+    """Whether two Programs do the same, in the same words but for how they name the only place along an axis."""
+    ports = [(p.input_names, p.output_names, len(p.computes), len(p.constants)) for p in (one, other)]
+    if ports[0] != ports[1] or any(True for _ in _other_constants(one, other)):
+        return False
+    return all(_text(_without_ones(a)) == _text(_without_ones(b))
+               for a, b in zip(one.computes, other.computes, strict=True))  # fmt: skip
+
+
+def _other_constants(one: Program, other: Program) -> Iterator[tuple[Tensor, Tensor]]:
+    """Constants in the same place that have other elements."""
+    pairs = zip(one.constants.items(), other.constants.items(), strict=True)
+    for (tensor, array), (its, another) in pairs:
+        if array is not another and not np.array_equal(array, another, equal_nan=array.dtype.kind in "fc"):
+            yield tensor, its
+
+
+def _without_ones(compute: Compute) -> Compute:
+    """The same with 0 for every axis of one element."""
+    if not isinstance(compute, Map | Reduce):
+        return compute
+    axes = (*compute.axes, *(compute.reduce_axes if isinstance(compute, Reduce) else ()))
+    only = {axis: 0 for axis in axes if axis.extent == 1}
+    values = tuple(simplify(substitute(value, only)) for value in expressions(compute))
+    return replace(compute, value=values[0]) if isinstance(compute, Map) else replace(compute, elements=values)
 
 
 def _text(compute: Compute) -> str:

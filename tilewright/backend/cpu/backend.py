@@ -50,6 +50,7 @@ class CpuBackend:
     flushes_denormals = True
     other_algorithms = True
     runs_regions = True
+    fills_by_sample = True
     streams_in_registers = False
     compares_places = False
     least_rows = 1

@@ -46,6 +46,7 @@ class GpuBackend:
     flushes_denormals = False
     other_algorithms = False
     runs_regions = False
+    fills_by_sample = False
     # more blocks run at a time where each holds less, which the model does not see
     streams_in_registers = True
     compares_places = True
