@@ -14,9 +14,9 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 from tests.cross import Elsewhere, elsewhere
-from tilewright.api import Model
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.loops import Call, Kernel, LoopProgram
+from tilewright.model import Model
 from tilewright.target import machine, stored_machines
 
 ELSEWHERE = pytest.StashKey[Elsewhere]()

@@ -1,6 +1,6 @@
 """Tilewright: a deep-learning compiler that moves as little data as it can."""
 
-from tilewright.api import Model, Port, Profile, compile, load
+from tilewright.api import compile, load
 from tilewright.dynamic.open_model import OpenModel
 from tilewright.dynamic.ranged_model import RangedModel
 from tilewright.dynamic.staged_model import StagedModel
@@ -15,6 +15,7 @@ from tilewright.errors import (
     ToolError,
     UnsupportedError,
 )
+from tilewright.model import Model, Port, Profile
 from tilewright.options import Options
 from tilewright.version import VERSION as __version__
 

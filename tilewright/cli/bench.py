@@ -12,11 +12,11 @@ from google.protobuf.message import DecodeError
 from rich.markup import escape
 from rich.table import Table
 
-from tilewright.api import Array
 from tilewright.calls.arguments import checked_path, count_inputs, suggest
 from tilewright.cli import common
 from tilewright.cli.progress import counting
 from tilewright.errors import InputError, ModelError, OptionError
+from tilewright.model import Array
 from tilewright.options import Options, remark_on_threads, usable_cores
 from tilewright.report.peers import find_peer
 from tilewright.report.sidebyside import OURS, Comparison, ModelInterface, compare, random_inputs, read_interface

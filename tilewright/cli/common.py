@@ -15,13 +15,14 @@ import numpy as np
 from rich.console import Console
 
 from tilewright import errors
-from tilewright.api import Array, Model, Port, compile, load
+from tilewright.api import compile, load
 from tilewright.cli.progress import working
 from tilewright.dynamic.open_model import OpenModel
 from tilewright.dynamic.ranged_model import RangedModel
 from tilewright.dynamic.staged_model import Border, StagedModel
 from tilewright.dynamic.variants import OpenPort
 from tilewright.errors import InputError, OptionError
+from tilewright.model import Array, Model, Port
 from tilewright.options import (
     CONTRACTIONS,
     CONVOLUTIONS,

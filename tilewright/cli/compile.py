@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tilewright.api import Array, Port
 from tilewright.cli import common
 from tilewright.distributed.model import RankedModel
 from tilewright.dynamic.staged_model import Border, StagedModel
 from tilewright.errors import OptionError
+from tilewright.model import Array, Port
 from tilewright.packages.directory import check_free
 
 DESCRIPTION = """\

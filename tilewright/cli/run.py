@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tilewright.api import Array
 from tilewright.cli import common
 from tilewright.cli.progress import working
 from tilewright.distributed.model import RankedModel
+from tilewright.model import Array
 
 DESCRIPTION = """\
 Compile a model and run it. Inputs come from an .npz file (an archive of named NumPy arrays, as

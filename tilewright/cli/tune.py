@@ -12,9 +12,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-from tilewright.api import Model
 from tilewright.cli import common
 from tilewright.errors import OptionError
+from tilewright.model import Model
 from tilewright.options import Tuning, Watch
 
 DESCRIPTION = """\

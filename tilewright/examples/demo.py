@@ -11,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.api import Array, Model, compile
+from tilewright.api import compile
 from tilewright.cli.progress import counting, working
 from tilewright.dynamic.open_model import OpenModel
 from tilewright.dynamic.staged_model import StagedModel
 from tilewright.errors import TilewrightError
 from tilewright.examples import mobilenet
+from tilewright.model import Array, Model
 from tilewright.options import Options, usable_cores
 from tilewright.report.sidebyside import Comparison, compare
 

@@ -15,11 +15,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewright.api import Model, compile_graph
+from tilewright.api import compile_graph
 from tilewright.calls.arguments import checked_path
 from tilewright.errors import ModelError, OptionError
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.graph import Graph, Node, Value
+from tilewright.model import Model
 from tilewright.options import Options
 
 SIZES = (16, 128, 512)

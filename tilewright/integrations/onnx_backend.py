@@ -10,10 +10,11 @@ import onnx
 from onnx import helper
 from onnx.backend.base import Backend, BackendRep, Device, DeviceType, namedtupledict
 
-from tilewright.api import Model, compile
+from tilewright.api import compile
 from tilewright.calls.arguments import Array
 from tilewright.dynamic.open_model import OpenModel
 from tilewright.dynamic.staged_model import StagedModel
+from tilewright.model import Model
 
 _NOT_OURS = ("rtol", "atol")  # how ONNX's own runner compares results; it hands them on
 

@@ -13,10 +13,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tilewright.api import Model, Port
 from tilewright.cli import bench, common
 from tilewright.cli.main import COMMANDS, main
 from tilewright.errors import InputError
+from tilewright.model import Model, Port
 from tilewright.report.sidebyside import Comparison, RuntimeResult
 from tilewright.target import stored_machines
 

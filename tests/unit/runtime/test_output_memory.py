@@ -68,7 +68,7 @@ def test_an_output_that_no_memory_holds_is_one_line(kernel_cache: Path, monkeypa
     def no_memory(*_: object) -> None:
         raise MemoryError("Unable to allocate 8.00 EiB")
 
-    monkeypatch.setattr("tilewright.api.empty", no_memory)
+    monkeypatch.setattr("tilewright.model.empty", no_memory)
     with pytest.raises(tilewright.ToolError, match=r"there is no memory for the outputs: y: float32\[2\]"):
         model(np.ones(2, np.float32))
 
