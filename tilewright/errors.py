@@ -75,7 +75,7 @@ class UndecidedError(CutError):
 
 
 class RegionError(CutError):
-    """The data decides how often the node, a Loop, repeats its body."""
+    """The data decides how often the node, a Loop, repeats its body; or it is an If with such a Loop inside."""
 
 
 class OutsideError(CutError):

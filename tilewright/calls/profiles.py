@@ -42,7 +42,7 @@ class Profile:
         return "\n".join(lines)
 
 
-def joined(profiles: Sequence[Profile]) -> Profile:
+def joined(profiles: Sequence[Profile], repeat: int) -> Profile:
     """The profile of runs that follow each other."""
     calls = [call for profile in profiles for call in profile.calls]
-    return Profile(tuple(replace(call, position=place) for place, call in enumerate(calls)), profiles[0].repeat)
+    return Profile(tuple(replace(call, position=place) for place, call in enumerate(calls)), repeat)

@@ -7,6 +7,7 @@ are the weights, which every run reads again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from math import prod
 from statistics import fmean
 
@@ -32,13 +33,17 @@ def blocks_of(exact: Callable[[int], Graph], low: int, high: int, target: Target
     all is much faster. `exact` gives the model for a batch."""
     if not backend_for(target).fills_by_sample or low < 1 or high < 2:
         return None
+
+    @cache
+    def lowered(samples: int) -> Program:
+        return lower(exact(samples))
+
     try:
-        one, two = (lower(exact(samples)) for samples in (1, 2))
-        apart = in_parts(two, 2)
-        if not are_same(apart.program, one):
+        apart = in_parts(lowered(2), 2)
+        if not are_same(apart.program, lowered(1)):
             return None
-        sizes = _paying(fold_constants(one), low, high, target)
-        if sizes is None or not all(_is_apart(exact, *way) for way in _ways(sizes[0], high)):
+        sizes = _paying(fold_constants(lowered(1)), low, high, target)
+        if sizes is None or not all(_is_apart(lowered, *way) for way in _ways(sizes[0], high)):
             return None
     except (ModelError, OptionError, UnsupportedError):  # such a batch is refused, or its samples meet
         return None
@@ -50,9 +55,9 @@ def _ways(largest: int, high: int) -> list[tuple[int, int]]:
     return [(3, 1), (2, largest), (2, max(high // 2, 1))]
 
 
-def _is_apart(exact: Callable[[int], Graph], parts: int, size: int) -> bool:
+def _is_apart(lowered: Callable[[int], Program], parts: int, size: int) -> bool:
     """Whether a batch of so many parts is each part by itself."""
-    return are_same(in_parts(lower(exact(parts * size)), parts).program, lower(exact(size)))
+    return are_same(in_parts(lowered(parts * size), parts).program, lowered(size))
 
 
 def _paying(one: Program, low: int, high: int, target: Target) -> tuple[int, ...] | None:

@@ -109,7 +109,7 @@ class _Reader:
             None if row["cut"] is None else _cut(row["cut"]),
             row["place"],
             value(row["decided"]),
-            None if row["body"] is None else self.model(row["body"]),
+            tuple(self.model(body) for body in row["bodies"]),
             value(row["slots"]),
             value(row["forms"]),
             self._table(row["following"]),

@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+import numpy as np
+
 from tilewright.calls.arguments import Array, NotPickled, bind, by_name
 from tilewright.errors import CancelledError, InputError
 
@@ -23,12 +25,12 @@ class Named(Protocol):
     def name(self) -> str: ...
 
 
-def fill(ports: Sequence[Named], results: Sequence[Array], outputs: Sequence[Any]) -> None:
+def fill(ports: Sequence[Named], results: Sequence[Any], outputs: Sequence[Any]) -> None:
     """Results into arrays of a caller."""
     if len(outputs) != len(results):
         raise InputError(f"the model gives {len(results)} outputs, but {len(outputs)} arrays were given")
     for port, result, into in zip(ports, results, outputs, strict=True):
-        if into.shape != result.shape or into.dtype != result.dtype:
+        if not isinstance(result, np.ndarray) or into.shape != result.shape or into.dtype != result.dtype:
             raise InputError(f"output {port.name!r} does not fit the array that was given for it")
         into[...] = result
 

@@ -13,9 +13,10 @@ from tilewright.dynamic.borders import Border
 from tilewright.dynamic.model import Compiled
 from tilewright.dynamic.open_model import MOST_ELEMENTS
 from tilewright.dynamic.staged_model import StagedModel, Tools
+from tilewright.dynamic.stages import is_followed
 from tilewright.errors import BorderError, CutError, OutsideError, RegionError, UndecidedError
 from tilewright.ir.forms.dtypes import DType
-from tilewright.ir.forms.graph import Form, Graph, Node
+from tilewright.ir.forms.graph import Form, Graph
 from tilewright.options import Options
 
 if TYPE_CHECKING:
@@ -46,10 +47,9 @@ def in_parts(
     from tilewright.frontend.long_loops import in_pieces
     from tilewright.frontend.onnx.model import load, ports
 
-    is_loop = isinstance(reason.node, Node) and reason.node.op == "Loop" and not reason.node.domain
     refused = isinstance(reason, OutsideError) and options.fallback == "error"
     stuck = isinstance(reason, RegionError) or (isinstance(reason, UndecidedError) and reason.tensor is None)
-    if refused or (stuck and not is_loop):
+    if refused or (stuck and not is_followed(reason)):
         raise reason
     graph = source if isinstance(source, Graph) else load(source, shapes, values)
     if isinstance(source, Graph):

@@ -123,7 +123,7 @@ class RangedModel(LateModel[OpenPort]):
     def profile(self, /, *args: Any, repeat: int = 20, **named: Any) -> Profile:
         """Time each kernel call: the median over `repeat` runs."""
         parts = self._parts(bind(self._names, args, named))
-        return joined([model.profile(*own, repeat=repeat) for model, own in parts])
+        return joined([model.profile(*own, repeat=repeat) for model, own in parts], repeat)
 
     def random_inputs(self, seed: int = 0) -> dict[str, Array]:
         """Inputs of the largest sizes to try the model on."""

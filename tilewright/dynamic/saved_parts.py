@@ -20,7 +20,7 @@ from tilewright.packages.manifest import head, sealed
 from tilewright.version import VERSION
 
 KIND = "tilewright model in parts"
-FORMAT = 2
+FORMAT = 3
 PARTS = "parts"
 PLAN, DATA = "plan.json", "plan.data"
 # What decides how further parts are compiled.
@@ -96,7 +96,7 @@ class _Writer:
             "cut": None if stage.cut is None else _cut_row(stage.cut),
             "place": stage.place,
             "decided": value(stage.decided),
-            "body": None if stage.body is None else self.model(stage.body),
+            "bodies": [self.model(body) for body in stage.bodies],
             "slots": value(stage.slots),
             "forms": value(stage.forms),
             "following": self._table(stage.following),

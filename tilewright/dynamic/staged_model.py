@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewright.calls.arguments import Array, bind
-from tilewright.calls.profiles import KernelTime, Profile
+from tilewright.calls.profiles import Profile, joined
 from tilewright.calls.progress import log_compiled
 from tilewright.dynamic.borders import Border, Scope, checked
-from tilewright.dynamic.model import Compiled, LateModel
+from tilewright.dynamic.model import Compiled, LateModel, fill
 from tilewright.dynamic.saved_parts import save
 from tilewright.dynamic.stages import (
+    BODIES,
     Following,
     Forms,
     Numbers,
@@ -30,6 +31,7 @@ from tilewright.dynamic.stages import (
     Stage,
     arrays_of,
     cropped,
+    is_followed,
     padded,
     rooms_of,
 )
@@ -66,7 +68,6 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("tilewright")
 _MOST_STEPS = 1 << 24  # of a loop that the data may end
 _QUIET = 16  # so many parts are to be expected; every later one is worth a warning
-_LOOP = "Loop"
 
 
 @dataclass(frozen=True)
@@ -107,13 +108,7 @@ class StagedModel(LateModel[Border]):
 
     def run_into(self, inputs: Sequence[Any], outputs: Sequence[Any], *, stream: Any = None) -> None:
         """Run the model on values in order and fill arrays of the caller."""
-        results = self._results(bind(self._names, inputs, {}))
-        if len(outputs) != len(results):
-            raise InputError(f"the model gives {len(results)} outputs, but {len(outputs)} arrays were given")
-        for port, result, into in zip(self._outputs, results, outputs, strict=True):
-            if not isinstance(result, np.ndarray) or into.shape != result.shape or into.dtype != result.dtype:
-                raise InputError(f"output {port.name!r} does not fit the array that was given for it")
-            into[...] = result
+        fill(self._outputs, self._results(bind(self._names, inputs, {})), outputs)
 
     def address_caller(self) -> None:
         """There is none: shapes are known when a part has run."""
@@ -122,11 +117,7 @@ class StagedModel(LateModel[Border]):
         """Time each kernel call of each part: the median over `repeat` runs. Nodes outside are not in it."""
         ran: list[tuple[Compiled, list[Any]]] = []
         self._run(bind(self._names, args, named), ran)
-        times: list[KernelTime] = []
-        for model, values in ran:
-            found = model.profile(*values, repeat=repeat).calls
-            times += [KernelTime(len(times) + k, call.kernel, call.nanoseconds) for k, call in enumerate(found)]
-        return Profile(tuple(times), repeat)
+        return joined([model.profile(*values, repeat=repeat) for model, values in ran], repeat)
 
     def random_inputs(self, seed: int = 0) -> dict[str, Array]:
         """There are none: shapes depend on the values."""
@@ -141,8 +132,8 @@ class StagedModel(LateModel[Border]):
             lines.append(f"  part {number}: {_summary(stage)}")
             if stage.model is not None:
                 parts += ["", f"part {number}", stage.model.explain()]
-            if stage.body is not None:
-                parts += ["", f"body of the loop after part {number}", stage.body.explain()]
+            for body in stage.bodies:
+                parts += ["", f"body of the loop or branch after part {number}", body.explain()]
         return "\n".join([*lines, *parts])
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -182,7 +173,7 @@ class StagedModel(LateModel[Border]):
         while waiting:
             for stage in list(waiting.pop().kept.values()):
                 found += [] if stage.model is None else [stage.model]
-                found += [] if stage.body is None else [stage.body]
+                found += stage.bodies
                 waiting.append(stage.following)
         return found
 
@@ -190,8 +181,8 @@ class StagedModel(LateModel[Border]):
         for stage in self._last:
             if stage.model is not None:
                 yield stage.model
-            if stage.body is not None:
-                yield from stage.body._models()
+            for body in stage.bodies:
+                yield from body._models()
 
     # running
 
@@ -225,8 +216,11 @@ class StagedModel(LateModel[Border]):
     ) -> tuple[Stage, tuple[int, ...]]:  # fmt: skip
         """The part behind this one, for what was found in it, and the numbers that it leaves to the run."""
         cut, node = stage.cut, self._graph.nodes[stage.place]
-        if stage.body is not None:
-            results = self._looped(node, stage.body, scope, ran, seen)
+        if len(stage.bodies) == 1:
+            results = self._looped(node, stage.bodies[0], scope, ran, seen)
+        elif stage.bodies:
+            taken = stage.bodies[0 if np.asarray(self._value(scope, node.inputs[0])).all() else 1]
+            results = taken._run([self._value(scope, port.name) for port in taken.inputs], ran)
         elif isinstance(cut, OutsideError):
             results = self._outside(node, scope)
         else:
@@ -345,10 +339,9 @@ class StagedModel(LateModel[Border]):
         try:
             return self._compiled_stage(start, len(nodes), scope, fixed, decided, opening, dict.fromkeys(wanted), None)
         except CutError as cut:
-            loops = isinstance(cut.node, Node) and cut.node.op == _LOOP and not cut.node.domain
             if isinstance(cut, OutsideError) and self._tools.evaluate is None:
                 raise
-            if not loops and (isinstance(cut, RegionError) or getattr(cut, "tensor", self) is None):
+            if not is_followed(cut) and (isinstance(cut, RegionError) or getattr(cut, "tensor", self) is None):
                 raise
             place = next(k for k, node in enumerate(nodes) if node is cut.node)
             alive = [name for name in self._alive(place) if name not in scope and name not in fixed]
@@ -366,11 +359,12 @@ class StagedModel(LateModel[Border]):
         known = {**fixed, **_arrays(told or {})}
         forms: dict[str | int, tuple[Form, ...]] = dict(opening.forms)
         forms |= {n: cut.forms[n] for n in told or () if cut is not None and n in cut.forms}
-        body: StagedModel | None = None
+        bodies: tuple[StagedModel, ...] = ()
         asks = False
-        if isinstance(cut, UndecidedError | RegionError) and nodes[place].op == _LOOP and not nodes[place].domain:
+        if cut is not None and is_followed(cut):
             settled = {n: array for n, array in known.items() if n not in forms}
-            body = self._body(nodes[place], {**scope, **wanted, **known}, settled)
+            around = {**scope, **wanted, **known}
+            bodies = tuple(self._body(nodes[place], name, around, settled) for name in BODIES[nodes[place].op])
         elif isinstance(cut, UndecidedError):
             asks = not cut.itself
         model: Compiled | None = None
@@ -390,7 +384,7 @@ class StagedModel(LateModel[Border]):
             gives = tuple(port.name for port in model.outputs)
         kept = decided if place == start and cut is not None else {}
         forms = {n: f for n, f in forms.items() if isinstance(n, str) or n in kept}
-        return Stage(start, model, takes, gives, known, told or {}, cut, place, kept, body, opening.slots, forms)
+        return Stage(start, model, takes, gives, known, told or {}, cut, place, kept, bodies, opening.slots, forms)
 
     def _tell(self, part: Graph, seconds: float) -> None:
         self._compiled += 1
@@ -435,9 +429,10 @@ class StagedModel(LateModel[Border]):
         values = {n: v for n, v in self._graph.values.items() if n in outputs}
         return Graph(self._graph.name, tuple(inputs), outputs, nodes, constants, values, part)
 
-    def _body(self, node: Node, scope: Scope, fixed: Mapping[str, Array]) -> StagedModel:
-        """The body of a loop as a model of its own; what it reads of the graph around it are inputs behind its own."""
-        body: Graph = node.attributes["body"]
+    def _body(self, node: Node, name: str, scope: Scope, fixed: Mapping[str, Array]) -> StagedModel:
+        """The body of a loop or a branch as a model of its own; what it reads of the graph around it are inputs behind
+        its own."""
+        body: Graph = node.attributes[name]
         outer = captured(body)
         constants = {n: a for n, a in (*self._graph.constants.items(), *fixed.items()) if n in outer}
         taken = [n for n in scope if n in outer and n not in constants]

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewright.calls.arguments import Array
-from tilewright.errors import CutError, ModelError, TilewrightError, UnsupportedError
-from tilewright.ir.forms.graph import Form, Room, item_name
+from tilewright.errors import CutError, ModelError, RegionError, TilewrightError, UndecidedError, UnsupportedError
+from tilewright.ir.forms.graph import Form, Node, Room, item_name
 
 if TYPE_CHECKING:
     from tilewright.dynamic.model import Compiled
@@ -26,6 +26,16 @@ _NARROWER = 5  # rooms that are tried, each half of the one before: operators ma
 _MOST_ROOMS = 4  # numbers that one part leaves to the run: each is lowered for a few more values
 
 Forms = Mapping[str | int, tuple[Form, ...]]
+BODIES = {"Loop": ("body",), "If": ("then_branch", "else_branch")}  # by operator the attributes that hold them
+
+
+def is_followed(cut: CutError) -> bool:
+    """Whether a part ends before a node whose bodies are models of their own: a loop whose number of steps data decide,
+    or a branch that has one inside."""
+    node = cut.node
+    if not isinstance(node, Node) or node.domain or node.op not in BODIES:
+        return False
+    return isinstance(cut, RegionError) or (isinstance(cut, UndecidedError) and node.op == "Loop")
 
 
 @dataclass(frozen=True)
@@ -98,7 +108,7 @@ class Stage:
     cut: CutError | None = None
     place: int = 0  # of the node behind the part
     decided: Mapping[int, Array] = field(default_factory=dict)
-    body: Any = None  # of a loop behind it that the data ends, a StagedModel
+    bodies: tuple[Any, ...] = ()  # StagedModels: of a loop behind it that data end, or of the branches that have one
     slots: Slots = ()
     forms: Forms = field(default_factory=dict)  # extents of values, elements of `fixed` and `decided`, by the rooms
     following: Following = field(default_factory=lambda: Following())

@@ -194,11 +194,38 @@ def test_loops_that_the_data_ends(compile_it: Callable[..., Any], stacks: bool, 
         if stacks:
             np.testing.assert_array_equal(results[1], sums[:steps])
     # what the data count rows of is not one model
-    assert ("body of the loop" if stacks else "in every step of Loop node 'y'") in model.explain()
+    assert ("body of the loop or branch" if stacks else "in every step of Loop node 'y'") in model.explain()
 
 
 def sequence_of(kind: int) -> onnx.TypeProto:
     return helper.make_sequence_type_proto(helper.make_tensor_type_proto(kind, None))
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda-emulated"])
+def test_a_loop_that_the_data_ends_inside_a_branch(compile_it: Callable[..., Any], target: str, tmp_path: Path) -> None:
+    """Where the driver follows neither, both are followed from outside."""
+    body = graph_of(
+        [N("Add", ["a", "a"], ["b"]), N("ReduceMax", ["b"], ["m"], keepdims=0), N("Less", ["m", "limit"], ["go"])],
+        {"i": (I64, []), "c": (B, []), "a": (F, [4])}, {"go": (B, []), "b": (F, [4])},
+        limit=np.float32(100),
+    )  # fmt: skip
+    grown = graph_of([N("Loop", ["", "", "z"], ["t"], body=body)], {}, {"t": (F, [4])})
+    plain = graph_of([N("Neg", ["z"], ["n"])], {}, {"n": (F, [4])})
+    nodes = [
+        N("Mul", ["x", "x"], ["z"]),
+        N("ReduceSum", ["x"], ["s"], keepdims=0),
+        N("Greater", ["s", "zero"], ["positive"]),
+        N("If", ["positive"], ["r"], then_branch=grown, else_branch=plain),
+        N("Add", ["r", "x"], ["y"]),
+    ]
+    source = model_of(nodes, {"x": (F, [4])}, {"y": (F, [4])}, zero=np.float32(0))
+    model = compile_it(source, target=target)
+    x = np.array([1, 2, 0.5, 3], np.float32)
+    model.save(tmp_path / "saved")
+    for each in (model, tilewright.load(tmp_path / "saved")):
+        for given, doubled in ((x, 4), (-x, None), (x / 8, 10)):
+            expected = (-(given**2) if doubled is None else given**2 * 2**doubled) + given
+            np.testing.assert_allclose(each(given)[0], expected, rtol=1e-6)
 
 
 def test_sequences_go_in_and_come_out(compile_it: Callable[..., Any]) -> None:

@@ -58,6 +58,8 @@ def _if(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) ->
         return tuple(run(node.attributes["then_branch" if known.all() else "else_branch"], {}))
     try:
         branches = [branch(b, lambda name=name: run(node.attributes[name], {})) for name in _BRANCHES]  # type: ignore[misc]
+    except RegionError:
+        raise  # a loop inside that data end: whoever follows it follows the branch
     except (ModelError, UnsupportedError):
         # a branch that does not fit the shapes is never taken with them: then the condition has to say so
         b.enter(node)
