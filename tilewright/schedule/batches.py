@@ -16,7 +16,7 @@ from tilewright.errors import OptionError
 from tilewright.ir.analysis.pieces import part_of
 from tilewright.ir.analysis.simplify import simplify
 from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, expressions, reads
-from tilewright.ir.forms.expr import substitute
+from tilewright.ir.forms.expr import Expr, Load, const, load, rewrite, substitute, var
 from tilewright.ir.forms.mesh import WHOLE, Coordinates, Mesh, Part, Place, Spread, slices
 from tilewright.ir.forms.sharded import Piece
 from tilewright.ir.forms.tensor import Tensor, extents
@@ -163,12 +163,25 @@ class _Parts:
 
 
 def are_same(one: Program, other: Program) -> bool:
-    """Whether two Programs do the same, in the same words but for how they name the only place along an axis."""
-    ports = [(p.input_names, p.output_names, len(p.computes), len(p.constants)) for p in (one, other)]
+    """Whether two Programs do the same, in the same words but for how they name constants and the only place along an
+    axis, and for copies that change nothing."""
+    ports = [(p.input_names, p.output_names, len(p.constants)) for p in (one, other)]
     if ports[0] != ports[1] or any(True for _ in _other_constants(one, other)):
         return False
-    return all(_text(_without_ones(a)) == _text(_without_ones(b))
-               for a, b in zip(one.computes, other.computes, strict=True))  # fmt: skip
+    return _words(one, {}) == _words(other, dict(zip(other.constants, one.constants, strict=True)))
+
+
+def _words(program: Program, same: dict[Tensor, Tensor]) -> list[str]:
+    """What a Program says, of tensors that are the `same` as others what these are called; so are its copies."""
+    found: list[str] = []
+    for compute in program.computes:
+        plain = _plain(compute, same)
+        source = _copied(plain)
+        if source is not None:
+            same[plain.outputs[0]] = source
+        else:
+            found += [_text(plain), *(same.get(t, t).name for t in reads(plain))]
+    return [*found, *(same.get(t, t).name for t in program.outputs)]
 
 
 def _other_constants(one: Program, other: Program) -> Iterator[tuple[Tensor, Tensor]]:
@@ -179,14 +192,27 @@ def _other_constants(one: Program, other: Program) -> Iterator[tuple[Tensor, Ten
             yield tensor, its
 
 
-def _without_ones(compute: Compute) -> Compute:
-    """The same with 0 for every axis of one element."""
+def _plain(compute: Compute, same: Mapping[Tensor, Tensor]) -> Compute:
+    """The same with 0 for every axis of one element, of what is copied instead of the copies."""
     if not isinstance(compute, Map | Reduce):
         return compute
     axes = (*compute.axes, *(compute.reduce_axes if isinstance(compute, Reduce) else ()))
     only = {axis: 0 for axis in axes if axis.extent == 1}
-    values = tuple(simplify(substitute(value, only)) for value in expressions(compute))
+
+    def original(node: Expr) -> Expr | None:
+        return load(same[node.source], node.args) if isinstance(node, Load) and node.source in same else None
+
+    values = tuple(simplify(rewrite(substitute(value, only), original)) for value in expressions(compute))
     return replace(compute, value=values[0]) if isinstance(compute, Map) else replace(compute, elements=values)
+
+
+def _copied(compute: Compute) -> Tensor | None:
+    """The tensor that a Map gives as it is."""
+    if not isinstance(compute, Map) or not isinstance(compute.value, Load):
+        return None
+    source, places = compute.value.source, [const(0) if a.extent == 1 else var(a) for a in compute.axes]
+    is_whole = isinstance(source, Tensor) and source.shape == compute.output.shape
+    return source if is_whole and list(compute.value.args) == places else None
 
 
 def _text(compute: Compute) -> str:

@@ -58,6 +58,18 @@ def test_samples_that_do_not_meet_go_in_blocks() -> None:
     assert [sum(made.of(n)) for n in range(1, 40)] == list(range(1, 40))
 
 
+def test_a_token_that_every_sample_has_is_each_ones_own() -> None:
+    """Of one sample it is the constant itself, of several its copies."""
+    model = convolved(
+        N("Shape", ["b"], ["s"], end=1), N("Concat", ["s", "rest"], ["shape"], axis=0),
+        N("Expand", ["token", "shape"], ["e"]), N("Concat", ["b", "e"], ["y"], axis=1), rows=480,
+    )  # fmt: skip
+    token = np.random.default_rng(1).standard_normal((1, 1, 480, SIDE)).astype(np.float32)
+    rest = np.array([1, 480, SIDE])
+    model.graph.initializer.extend([numpy_helper.from_array(token, "token"), numpy_helper.from_array(rest, "rest")])
+    assert found(model) is not None
+
+
 def test_samples_lie_along_any_dimension() -> None:
     made = found(convolved(*BESIDE, rows=480))
     assert made is not None and made.outputs == {"y": 1}
