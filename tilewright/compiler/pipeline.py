@@ -172,7 +172,8 @@ def build(
         program = run("fold", _folded, program, backend)
         program = run("merge", partial(_merge, target=planned_for, options=options, memo=memo), program)
         program = run("algorithm", choose_algorithms, program, planned_for, *_predictors(planned_for, options, memo),
-                      memo.splits, _sizes(options), _terms_predictor(planned_for, options, memo))  # fmt: skip
+                      memo.splits, _sizes(options), _terms_predictor(planned_for, options, memo),
+                      _steps_predictor(planned_for, options, memo))  # fmt: skip
         staged = _staging_predictor(planned_for, options, memo)
         program = run("staging", stage_operands, program, planned_for, staged)
         program = run("layout", choose_layouts, program, planned_for)
@@ -330,24 +331,39 @@ def _merge(program: Program, target: Target, options: Options, memo: Memo) -> Pr
     """Alike computes as one, where that takes no longer with all that the later stages make of it."""
     if options.merging == "off":
         return program
+    steps = _steps_predictor(target, options, memo)
+
     def predict(part: Program, connecting: bool) -> tuple[float, int]:
         schedule = "register" if options.schedule == "connected" and not connecting else options.schedule
-        # products as the model says them: one of several, or several of one, may run by Strassen's algorithm alike
-        convolutions, _, recurrences, reductions = _predictors(target, options, memo)
-        ways = (convolutions, None, recurrences, reductions)
-        chosen = choose_algorithms(part, target, *ways, memo.splits, _sizes(options))
-        staged = stage_operands(beside(chosen, part), target, _staging_predictor(target, options, memo))
-        final = choose_layouts(beside(staged, part), target)
-        return predicted(final, target, schedule, memo)
+        return _predicted_part(part, target, options, memo, schedule, steps)
 
-    def beside(made: Program, part: Program) -> Program:
+    # steps first: what is alike in every one of them is then merged once, in the Scan
+    return merge_alike(reroll(program, steps), predict, lambda whole: choose_layouts(whole, target).layouts)
+
+
+def _steps_predictor(target: Target, options: Options, memo: Memo) -> Predict:
+    """What tells the time of steps, written out or as a Scan."""
+    return lambda program: _predicted_part(program, target, options, memo, options.schedule, None)[0]
+
+
+def _predicted_part(
+    part: Program, target: Target, options: Options, memo: Memo, schedule: str, steps: Predict | None
+) -> tuple[float, int]:
+    """The time and the kernels of a part of a model with all that the later stages make of it; without `steps`,
+    recurrences are as they stand in it."""
+
+    def beside(made: Program) -> Program:
         # other weights of the model are read in between, and decide where those of a part come from
         read = {t for c in part.computes for t in reads(c)}
         others = {t: a for t, a in part.constants.items() if t not in read}
         return replace(made, constants={**others, **made.constants})
 
-    # steps first: what is alike in every one of them is then merged once, in the Scan
-    return merge_alike(reroll(program), predict, lambda whole: choose_layouts(whole, target).layouts)
+    # products as the model says them: one of several, or several of one, may run by Strassen's algorithm alike
+    convolutions, _, recurrences, reductions = _predictors(target, options, memo)
+    ways = (convolutions, None, recurrences if steps is not None else None, reductions)
+    chosen = choose_algorithms(part, target, *ways, memo.splits, _sizes(options), steps=steps)
+    staged = stage_operands(beside(chosen), target, _staging_predictor(target, options, memo))
+    return predicted(choose_layouts(beside(staged), target), target, schedule, memo)
 
 
 def _staging_predictor(target: Target, options: Options, memo: Memo) -> Predict:

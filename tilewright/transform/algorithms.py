@@ -19,15 +19,15 @@ from tilewright.transform.reductions.split import Known, split_reductions
 def choose_algorithms(
     program: Program, target: Target, convolutions: Predict | None, products: Predict | None,
     recurrences: Predict | None, reductions: Predict | None, known: Known | None = None,
-    sizes: Sequence[int] = WINDOWED, terms: Predict | None = None,
+    sizes: Sequence[int] = WINDOWED, terms: Predict | None = None, steps: Predict | None = None,
 ) -> Program:  # fmt: skip
-    """The Program with steps that were written out as Scans, and with convolutions by Winograd's algorithms, products
-    by Strassen's, stacked recurrences as wavefronts and long reductions in parts, where that is predicted to pay, and
-    reductions over joined tensors part by part, and float32 products in three terms on tensor cores; None, in the place
-    of what predicts the time of any, leaves them as they are. `sizes` are those of Winograd's algorithms; `known` keeps
-    what was chosen for convolutions and reductions before."""
+    """The Program with steps that were written out as Scans, but few for which `steps` predicts no gain by it, and with
+    convolutions by Winograd's algorithms, products by Strassen's, stacked recurrences as wavefronts and long reductions
+    in parts, where that is predicted to pay, and reductions over joined tensors part by part, and float32 products in
+    three terms on tensor cores; None, in the place of what predicts the time of any, leaves them as they are. `sizes`
+    are those of Winograd's algorithms; `known` keeps what was chosen for convolutions and reductions before."""
     if recurrences is not None:
-        program = reroll(program)
+        program = reroll(program, steps)
     if convolutions is not None:
         program = choose_convolutions(program, convolutions, sizes, known)
     if recurrences is not None:

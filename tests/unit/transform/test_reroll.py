@@ -138,6 +138,34 @@ def test_an_intermediate_of_a_middle_step_may_be_wanted() -> None:
     assert len(scans(made)) == 1
 
 
+@pytest.mark.parametrize("of_steps", [0.5, 2.0])
+def test_few_steps_become_a_scan_where_that_is_predicted_to_be_faster(of_steps: float) -> None:
+    w, states = recurrence(9)
+    extra = w.map((6,), lambda i: load(states[3], (i,)) * const(2.0, F32))
+    program = w.program(states[-1], extra)
+    asked: list[Program] = []
+
+    def predict(part: Program) -> float:
+        verify_program(part)
+        asked.append(part)
+        return of_steps if scans(part) else 1.0
+
+    made = reroll(program, predict)
+    assert bool(scans(made)) == (of_steps < 1.0) and (made is program) == (of_steps > 1.0)
+    apart, rolled = asked[:2]
+    assert {t.name for t in apart.outputs} == {states[3].name, states[-1].name}  # what is made of them is none of it
+    assert not scans(apart) and len(scans(rolled)) == 1
+
+
+def test_many_steps_are_a_scan_unasked() -> None:
+    w, states = recurrence(70)
+
+    def never(_: Program) -> float:
+        raise AssertionError("they are too many for one kernel")
+
+    assert len(scans(reroll(w.program(states[-1]), never))) == 1
+
+
 @pytest.mark.parametrize("stride", [2, 3, -1])
 def test_steps_may_read_with_a_stride(stride: int) -> None:
     first = 7 if stride < 0 else 1

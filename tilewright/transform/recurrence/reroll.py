@@ -7,7 +7,7 @@ weights are read once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,17 +20,45 @@ from tilewright.ir.meaning.folding import without_dead
 from tilewright.transform.merge.forms import Views, affine, rebuilt, without_choices
 from tilewright.transform.recurrence.repeats import Chain, Node, Nodes, Ref, find_chains, starts_of
 
+Predict = Callable[[Program], float]  # with all that later stages make of it
+
 LARGEST_TABLE = 1 << 14  # bytes of constants that may differ from step to step: layers of a network are not steps
+_MOST_WRITTEN_OUT = 128  # computes that may be as fast written out: more than these are several kernels in any case
 
 
-def reroll(program: Program) -> Program:
-    """The Program with steps that repeat as Scans; steps of a layer may come to light when those below it are found."""
+def reroll(program: Program, predict: Predict | None = None) -> Program:
+    """The Program with steps that repeat as Scans; steps of a layer may come to light when those below it are found.
+    Few steps, between which more can be connected than between those of a Scan, stay as they are where `predict`
+    says that they take no longer."""
     while True:
         nodes = Nodes(program)
         chains = [c for c in find_chains(nodes) if is_worth_it(c, program)]
+        if predict is not None:
+            chains = [c for c in chains if not _stays(c, nodes, predict)]
         if not chains:
             return program
         program = _rewritten(program, nodes, chains)
+
+
+def _stays(chain: Chain, nodes: Nodes, predict: Predict) -> bool:
+    """Whether the steps of a chain take no longer as they are than as a Scan, by themselves."""
+    if sum(len(step) for step in chain.steps) > _MOST_WRITTEN_OUT:
+        return False
+    alone = _written_out(chain, nodes)
+    return predict(alone) <= predict(reroll(alone))
+
+
+def _written_out(chain: Chain, nodes: Nodes) -> Program:
+    """The steps of a chain as a Program of their own."""
+    program = nodes.program
+    members = {n: None for step in chain.steps for n in step}
+    computes = [_like(n, n.outputs, (), n.values) for n in sorted(members, key=lambda n: n.place)]
+    made = {t for c in computes for t in c.outputs}
+    read = dict.fromkeys(t for c in computes for t in reads(c) if t not in made)
+    constants = {t: program.constants[t] for t in read if t in program.constants}
+    wanted = {*program.outputs, *(t for n in nodes.all if n not in members for t in n.sources)}
+    outputs = tuple(t for c in computes for t in c.outputs if t in wanted)
+    return Program(tuple(t for t in read if t not in constants), outputs, tuple(computes), constants)
 
 
 def is_worth_it(chain: Chain, program: Program) -> bool:

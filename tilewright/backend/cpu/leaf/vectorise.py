@@ -77,6 +77,8 @@ def candidate_plans(nest: Nest, context: NestContext, most: int | None = None, f
     panel = _stored_panel(nest, context)
     if panel is not None:
         base = _base_plan(nest, panel[0], context)
+        # a panel is whole vectors of its reader, which may be wider elements, fewer a vector, than those copied
+        base = replace(base, lanes=min(base.lanes, panel[1] & -panel[1]))
         return [with_loops(nest, base, dict([panel]), output_order(nest, panel[0], (), context))]
     if not is_contraction(nest):  # nothing is packed for it
         context = replace(context, constants=frozenset(), staged=frozenset())

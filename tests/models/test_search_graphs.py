@@ -1,0 +1,170 @@
+"""Graphs whose intermediates need not reach memory: what the search finds for them on described machines, odd sizes too,
+and that what it finds computes what the interpreter says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import ModelProto, TensorProto
+
+from tests.cpu_stages import Lowered, Step, error, evaluated, model_of, random_inputs
+from tests.gpu_stages import no_plan_fails
+from tilewright.compiler.pipeline import Artifact, build
+from tilewright.frontend.onnx.model import load
+from tilewright.options import Options
+from tilewright.target import machine
+
+CPUS = ["emerald_rapids", "neoverse_n1"]
+HALF = pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
+
+
+class Writer:
+    """A model written node by node, in float32 or float16 throughout."""
+
+    def __init__(self, half: bool, **inputs: tuple[int, ...]) -> None:
+        self.inputs = inputs
+        self.half = half
+        self.steps: list[Step] = []
+        self.constants: dict[str, np.ndarray] = {}
+        self.random = np.random.default_rng(7)
+
+    def weight(self, *shape: int) -> str:
+        name = f"w{len(self.constants)}"
+        summed = shape[1:] if len(shape) > 2 else shape[:-1]
+        values = self.random.standard_normal(shape) / np.sqrt(np.prod(summed))
+        self.constants[name] = values.astype(np.float16 if self.half else np.float32)
+        return name
+
+    def node(self, operator: str, *given: str, name: str = "", **more: object) -> str:
+        out = name or f"t{len(self.steps)}"
+        self.steps.append((operator, given, out, more))
+        return out
+
+    def model(self, **outputs: tuple[int, ...]) -> ModelProto:
+        types = {n: TensorProto.FLOAT16 for n in (*self.inputs, *outputs)} if self.half else None
+        return model_of(self.steps, self.inputs, outputs, self.constants, types)
+
+
+def convolutions(half: bool, channels: int = 4, side: int = 1024, layers: int = 4) -> ModelProto:
+    shape = (1, channels, side, side)
+    w, x = Writer(half, x=shape), "x"
+    for layer in range(layers):
+        c = w.node("Conv", x, w.weight(channels, channels, 3, 3), pads=[1, 1, 1, 1])
+        x = w.node("Relu", c, name="y" if layer == layers - 1 else "")
+    return w.model(y=shape)
+
+
+def scores(half: bool, then: list[Step], n: int = 4096, d: int = 64) -> ModelProto:
+    """Rows of q k, what is made of them (`p`), and its product with v."""
+    w = Writer(half, q=(n, d), k=(d, n), v=(n, d))
+    w.node("MatMul", "q", "k", name="s")
+    w.steps += then
+    w.node("MatMul", "p", "v", name="y")
+    return w.model(y=(n, d))
+
+
+BELOW_LARGEST: list[Step] = [
+    ("ReduceMax", ("s",), "m", {"axes": [-1], "keepdims": 1}),
+    ("Sub", ("s", "m"), "z", {}),
+    ("Tanh", ("z",), "p", {}),
+]
+NORMED: list[Step] = [
+    ("ReduceL2", ("s",), "l", {"axes": [-1], "keepdims": 1}),
+    ("Div", ("s", "l"), "p", {}),
+]
+
+
+def normalised(half: bool, rows: int = 1024, d: int = 512, layers: int = 9) -> ModelProto:
+    w, x = Writer(half, x=(rows, d)), "x"
+    for layer in range(layers):
+        n = w.node("LayerNormalization", x, w.weight(d), w.weight(d), axis=-1)
+        x = w.node("Relu", n, name="y" if layer == layers - 1 else "")
+    return w.model(y=(rows, d))
+
+
+def narrow_layers(half: bool, rows: int = 4096, d: int = 64, layers: int = 6) -> ModelProto:
+    w, x = Writer(half, x=(rows, d)), "x"
+    for layer in range(layers):
+        m = w.node("MatMul", x, w.weight(d, d))
+        x = w.node("Relu", m, name="y" if layer == layers - 1 else "")
+    return w.model(y=(rows, d))
+
+
+def planned(model: ModelProto, target: str, stop: str = "plan") -> Artifact:
+    with no_plan_fails():
+        return build(load(model, {}), machine(target), Options(stop_after=stop))
+
+
+def kernels_of(found: Artifact) -> list[set[str]]:
+    """What the leaves of each kernel compute."""
+    assert found.plan is not None
+    return [{leaf.tensor for leaf in kernel.leaves} for kernel in found.plan.kernels]
+
+
+def left_in_memory(found: Artifact) -> set[str]:
+    """What one kernel leaves to another, at any level."""
+    assert found.plan is not None
+    around = [found.plan.body, *(t for t in found.plan.body.body if not getattr(t, "is_kernel", True))]
+    return {h.tensor for tile in around for h in getattr(tile, "holds", ())}
+
+
+@pytest.mark.slow
+@HALF
+@pytest.mark.parametrize("target", CPUS)
+def test_rows_of_padded_convolutions_pass_through_one_kernel(target: str, half: bool) -> None:
+    """Four alike layers are a recurrence; as one they would store every step's image."""
+    found = planned(convolutions(half), target)
+    assert len(kernels_of(found)) == 1 and not left_in_memory(found)
+
+
+@HALF
+@pytest.mark.parametrize("target", CPUS)
+@pytest.mark.parametrize("then", [BELOW_LARGEST, NORMED], ids=["largest", "norm"])
+def test_scores_stay_near(then: list[Step], target: str, half: bool) -> None:
+    found = planned(scores(half, then), target)
+    assert any({"s", "p", "y"} <= kernel for kernel in kernels_of(found))
+    assert left_in_memory(found) <= {"k_staged"}
+
+
+@pytest.mark.slow
+@HALF
+def test_a_norm_is_streamed_on_a_gpu(half: bool) -> None:
+    assert len(kernels_of(planned(scores(half, NORMED), "h200"))) == 1
+
+
+@pytest.mark.slow
+@HALF
+@pytest.mark.parametrize(("rows", "d"), [(1024, 512), (1000, 333)])
+def test_nine_normalisations_are_two_kernels(rows: int, d: int, half: bool) -> None:
+    assert len(kernels_of(planned(normalised(half, rows, d), "h200"))) <= 2
+
+
+@HALF
+@pytest.mark.parametrize(("rows", "d"), [(4096, 64), (1000, 40)])
+@pytest.mark.parametrize("target", ["h200", "emerald_rapids"])
+def test_six_narrow_layers_are_one_kernel(target: str, rows: int, d: int, half: bool) -> None:
+    assert len(kernels_of(planned(narrow_layers(half, rows, d), target))) == 1
+
+
+SMALL = {
+    "convolutions": lambda half: convolutions(half, 3, 19),
+    "largest": lambda half: scores(half, BELOW_LARGEST, 37, 12),
+    "norm": lambda half: scores(half, NORMED, 37, 12),
+    "normalisations": lambda half: normalised(half, 7, 33),
+    "layers": lambda half: narrow_layers(half, 11, 20),
+}
+
+
+@HALF
+@pytest.mark.parametrize("target", CPUS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "largest" else pytest.mark.slow) for n in SMALL])
+def test_answers(name: str, target: str, half: bool) -> None:
+    model = SMALL[name](half)
+    found = planned(model, target, "loops")
+    assert found.program is not None and found.plan is not None and found.loops is not None
+    given = random_inputs(found.program)
+    made = Lowered(found.program, found.plan, found.loops, found.target).on_loops(given)
+    said = planned(model, target, "program").program
+    assert said is not None
+    wanted = evaluated(said, given, wide=True)
+    assert error(made["y"], wanted["y"]) < (4e-3 if half else 3e-6)
