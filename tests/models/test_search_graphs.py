@@ -1,5 +1,5 @@
-"""Graphs whose intermediates need not reach memory: what the search finds for them on described machines, odd sizes too,
-and that what it finds computes what the interpreter says."""
+"""Graphs whose intermediates need not reach memory: what the search finds for them on described machines, odd sizes
+too, and that what it finds computes what the interpreter says."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Writer:
         return out
 
     def model(self, **outputs: tuple[int, ...]) -> ModelProto:
-        types = {n: TensorProto.FLOAT16 for n in (*self.inputs, *outputs)} if self.half else None
+        types = dict.fromkeys((*self.inputs, *outputs), TensorProto.FLOAT16) if self.half else None
         return model_of(self.steps, self.inputs, outputs, self.constants, types)
 
 
@@ -87,6 +87,14 @@ def narrow_layers(half: bool, rows: int = 4096, d: int = 64, layers: int = 6) ->
     for layer in range(layers):
         m = w.node("MatMul", x, w.weight(d, d))
         x = w.node("Relu", m, name="y" if layer == layers - 1 else "")
+    return w.model(y=(rows, d))
+
+
+def running_sums(half: bool, rows: int = 512, d: int = 64, hidden: int = 256, axis: int = 0) -> ModelProto:
+    w = Writer(half, x=(rows, d))
+    h = w.node("MatMul", "x", w.weight(d, hidden))
+    w.constants["axis"] = np.array(axis)
+    w.node("MatMul", w.node("CumSum", h, "axis"), w.weight(hidden, d), name="y")
     return w.model(y=(rows, d))
 
 
@@ -146,18 +154,31 @@ def test_six_narrow_layers_are_one_kernel(target: str, rows: int, d: int, half: 
     assert len(kernels_of(planned(narrow_layers(half, rows, d), target))) == 1
 
 
+@HALF
+@pytest.mark.parametrize("target", [*CPUS, "h200"])
+@pytest.mark.parametrize(("rows", "hidden", "axis"), [(512, 256, 0), (77, 33, 0), (50, 41, 1)])
+def test_running_sums_are_one_call(rows: int, hidden: int, axis: int, target: str, half: bool) -> None:
+    found = planned(running_sums(half, rows, 64, hidden, axis), target, "loops")
+    assert found.loops is not None and len(found.loops.calls) <= 4
+
+
 SMALL = {
     "convolutions": lambda half: convolutions(half, 3, 19),
     "largest": lambda half: scores(half, BELOW_LARGEST, 37, 12),
     "norm": lambda half: scores(half, NORMED, 37, 12),
     "normalisations": lambda half: normalised(half, 7, 33),
+    "sums": lambda half: running_sums(half, 13, 10, 21),
+    "sums of rows": lambda half: running_sums(half, 13, 10, 21, 1),
     "layers": lambda half: narrow_layers(half, 11, 20),
 }
 
 
+QUICK = ("largest", "sums")
+
+
 @HALF
 @pytest.mark.parametrize("target", CPUS)
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "largest" else pytest.mark.slow) for n in SMALL])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in SMALL])
 def test_answers(name: str, target: str, half: bool) -> None:
     model = SMALL[name](half)
     found = planned(model, target, "loops")

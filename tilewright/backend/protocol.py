@@ -75,10 +75,12 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class WalkedSteps:
-    """All steps of a Scan in one kernel, whose units stay: the time of the whole, and what each copies before."""
+    """All steps of a Scan in one kernel, whose units stay: the time of the whole, what each copies before, and whether
+    they meet after each step."""
 
     choice: Choice
     kept: tuple[Tensor, ...]
+    meets: bool = True
 
 
 class KernelWriter(Protocol):

@@ -240,7 +240,7 @@ class KernelLowering:
             self.begins[begun] = self.scan.states[following]
             copy = Nest((begun,), axes, (), (), None, (), (load(given, [var(a) for a in axes]),), begun.name)
             items.append(Work(copy, self._like(nest, begun.name), boxes[nest]))
-        if items:
+        if items and any(isinstance(n, Barrier) for n in tile.body):
             items.append(Meeting())
         items.append(Loop(self.scan.step, self._body(tile, ranges)))
         for following, final in self.scan.finals.items():

@@ -244,7 +244,7 @@ class _Builder:
         if walked is not None:
             (group,) = groups
             kernel = self._kernel(Group(group.nests, walked.choice), StepPlan(steps[0].leaves, walked.choice.seconds))
-            return [Unit(with_steps_inside(kernel, scan.outputs[0].name, walked.kept), given, taken)]
+            return [Unit(with_steps_inside(kernel, scan.outputs[0].name, walked), given, taken)]
         planned, keeps = self.backend.plan_steps(steps, scan, self.context)
         kernels = [self._kernel(group, step) for group, step in zip(groups, planned, strict=True)]
         held = tuple(Hold(name, fill="read") for name in keeps)

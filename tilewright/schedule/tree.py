@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tilewright.backend.protocol import Choice, Inner
+from tilewright.backend.protocol import Choice, Inner, WalkedSteps
 from tilewright.ir.forms.compute import Program, all_computes
 from tilewright.ir.forms.expr import Axis, var
 from tilewright.ir.forms.tensor import Tensor
@@ -70,15 +70,19 @@ def _tiled_again(
     return Tile(inner.level, sizes, "order", tuple(leaves)), (*axes, *(a for a in along if a.name not in known))
 
 
-def with_steps_inside(kernel: Tile, scan: str, kept: Sequence[Tensor]) -> Tile:
-    """A kernel of one step as one that walks all of them: what it keeps is copied first, units meet after each."""
-    (lanes,) = (n for n in kernel.body if isinstance(n, Tile))
-    leaves = [replace(n, idle=None, alternate=False) for n in lanes.body if isinstance(n, Leaf)]
-    steps = Tile(kernel.level, over="steps", scan=scan, body=(*leaves, Barrier(kernel.over)))
-    orders = {t: tuple(f"o{i}" for i in range(t.rank)) for t in kept}
+def with_steps_inside(kernel: Tile, scan: str, walked: WalkedSteps) -> Tile:
+    """A kernel of one step as one that walks all of them: what it keeps is copied first; units that read what others
+    leave meet after each."""
+    lanes = next((n for n in kernel.body if isinstance(n, Tile)), None)
+    inside = kernel if lanes is None else lanes
+    leaves = [replace(n, idle=None, alternate=False) for n in inside.body if isinstance(n, Leaf)]
+    met = (Barrier(kernel.over),) if walked.meets else ()
+    steps = Tile(kernel.level, over="steps", scan=scan, body=(*leaves, *met))
+    orders = {t: tuple(f"o{i}" for i in range(t.rank)) for t in walked.kept}
     copies = [Leaf(t.name, t.name, part="copy", vector=order[-1], order=order) for t, order in orders.items()]
-    holds = (*kernel.holds, *(Hold(t.name, fill="copy") for t in kept))
-    return replace(kernel, holds=holds, body=(replace(lanes, body=(*copies, steps)),))
+    holds = (*kernel.holds, *(Hold(t.name, fill="copy") for t in walked.kept))
+    body = (*copies, steps)
+    return replace(kernel, holds=holds, body=body if lanes is None else (replace(lanes, body=body),))
 
 
 def _tied(axes: Sequence[TileAxis], nests: Sequence[Nest]) -> tuple[TileAxis, ...]:

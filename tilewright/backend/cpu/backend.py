@@ -17,6 +17,7 @@ from tilewright.backend.cpu.kernel.seconds import cpu_terms
 from tilewright.backend.cpu.kernel.steps import plan_steps
 from tilewright.backend.cpu.kernel.tile import choose_tile, choose_window, weights_ahead
 from tilewright.backend.cpu.kernel.variants import Variants, variants_of
+from tilewright.backend.cpu.kernel.walked import walk_steps
 from tilewright.backend.cpu.leaf.replan import other_leaves
 from tilewright.backend.cpu.leaf.select import select_plan
 from tilewright.backend.cpu.leaf.walk import cpu_walk
@@ -115,7 +116,7 @@ class CpuBackend:
         return plan_steps(kernels, scan, context)
 
     def walk_steps(self, kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> WalkedSteps | None:
-        return None  # a kernel is a stage of the team: it ends in the barrier that a step needs
+        return walk_steps(kernels, scan, context)
 
     def share_launch(self, kernels: Sequence[Tile], target: Target) -> tuple[Tile, ...] | None:
         return None  # the team goes on to a kernel that waits for nothing without a barrier

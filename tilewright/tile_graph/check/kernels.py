@@ -224,7 +224,7 @@ class _Walker:
         if tile.scan is not None and not isinstance(self.computes.get(tile.scan), Scan):
             raise ValueError(f"'{tile.scan}' is no Scan")
         if tile.over == "steps":
-            check_steps(tile, around)
+            check_steps(tile, around, self.computes)
 
     def _holds(self, tile: Tile, around: Sequence[Tile]) -> None:
         in_steps = any(t.over == "steps" for t in around)

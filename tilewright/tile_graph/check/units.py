@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tilewright.ir.forms.compute import Compute, reads
+from tilewright.ir.forms.compute import Compute, Scan, reads
 from tilewright.ir.meaning.instruct import WARP
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.occurrences import is_copied, told_apart
+from tilewright.tile_graph.algebra.own_state import own_axes
 from tilewright.tile_graph.plan.form import COPIED, RUNS, Barrier, Hold, Leaf, Tile
 from tilewright.tile_graph.traffic.held import held_bytes, plan_nests
 
@@ -69,15 +70,27 @@ def _has_barrier(node: Tile | Leaf) -> bool:
     return isinstance(node, Tile) and any(isinstance(n, Barrier) for n in node.body)
 
 
-def check_steps(tile: Tile, around: Around) -> None:
-    """Steps inside a kernel: the next one reads what other units leave in this one."""
+def check_steps(tile: Tile, around: Around, computes: Mapping[str, Compute]) -> None:
+    """Steps inside a kernel: units meet after each where the next one reads what others leave in this one."""
     kernel = next((t for t in around if t.is_kernel), None)
     if kernel is None:
         return
-    if kernel.tiles > 1 and not (tile.body and isinstance(tile.body[-1], Barrier)):
+    if not (tile.body and isinstance(tile.body[-1], Barrier)) and not _keeps_to_itself(kernel, tile, computes):
         raise ValueError(f"the steps of '{tile.scan}' end without a barrier, and the next reads what others leave")
     if any(t.over == "steps" for t in around) or [t.over for t in around if t.over == "order" and t.sizes]:
         raise ValueError(f"a kernel walks the steps of '{tile.scan}' as a whole")
+
+
+def _keeps_to_itself(kernel: Tile, steps: Tile, computes: Mapping[str, Compute]) -> bool:
+    """Whether the tiles of a kernel read no more of the state than they left themselves."""
+    scan, nests = computes[steps.scan or ""], plan_nests(told_apart(kernel), computes)
+    if kernel.tiles == 1:
+        return True
+    if not isinstance(scan, Scan):
+        return False
+    cut = {b.axis for a in kernel.axes if a.name in dict(kernel.sizes) for b in a.binds
+           if b.tensor == nests[-1].tensor.name}  # fmt: skip
+    return cut <= own_axes(nests, scan)
 
 
 def check_across(kernel: Tile, computes: Mapping[str, Compute]) -> None:

@@ -60,9 +60,13 @@ def step_seconds(kernels: Sequence[StepKernel], scan: Scan, context: NestContext
     key = (computed, shapes, scan.axis.extent, context.weights_fit)
     known = context.memo.steps
     if key not in known:
-        repeated = replace(context, cached={**_new(kernels, scan, context), **_cached(kernels, context)})
-        known[key] = tuple(_seconds(k, repeated) for k in kernels)
+        known[key] = tuple(_seconds(k, repeated(kernels, scan, context)) for k in kernels)
     return known[key]
+
+
+def repeated(kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> NestContext:
+    """What is known around the kernels of a step that follows another: where what they read is."""
+    return replace(context, cached={**_new(kernels, scan, context), **_cached(kernels, context)})
 
 
 def _seconds(kernel: StepKernel, context: NestContext) -> float:
