@@ -10,6 +10,7 @@ from tilewright.transform.bilinear.strassen import choose_products
 from tilewright.transform.bilinear.toom_cook import WINDOWED
 from tilewright.transform.bilinear.winograd import Predict, choose_convolutions
 from tilewright.transform.precision.three_terms import use_three_terms
+from tilewright.transform.recurrence.prefixes import choose_prefixes
 from tilewright.transform.recurrence.reroll import reroll
 from tilewright.transform.recurrence.wavefront import choose_orders
 from tilewright.transform.reductions.joined import split_joined
@@ -22,16 +23,17 @@ def choose_algorithms(
     sizes: Sequence[int] = WINDOWED, terms: Predict | None = None, steps: Predict | None = None,
 ) -> Program:  # fmt: skip
     """The Program with steps that were written out as Scans, but few for which `steps` predicts no gain by it, and with
-    convolutions by Winograd's algorithms, products by Strassen's, stacked recurrences as wavefronts and long reductions
-    in parts, where that is predicted to pay, and reductions over joined tensors part by part, and float32 products in
-    three terms on tensor cores; None, in the place of what predicts the time of any, leaves them as they are. `sizes`
-    are those of Winograd's algorithms; `known` keeps what was chosen for convolutions and reductions before."""
+    convolutions by Winograd's algorithms, products by Strassen's, stacked recurrences as wavefronts, running sums in
+    blocks and long reductions in parts, where that is predicted to pay, and reductions over joined tensors part by
+    part, and float32 products in three terms on tensor cores; None, in the place of what predicts the time of any,
+    leaves them as they are. `sizes` are those of Winograd's algorithms; `known` keeps what was chosen for convolutions
+    and reductions before."""
     if recurrences is not None:
         program = reroll(program, steps)
     if convolutions is not None:
         program = choose_convolutions(program, convolutions, sizes, known)
     if recurrences is not None:
-        program = choose_orders(program, recurrences)
+        program = choose_prefixes(choose_orders(program, recurrences), recurrences)
     if products is not None:
         program = choose_products(program, products)
     if terms is not None:
