@@ -81,7 +81,7 @@ def with_steps_inside(kernel: Tile, scan: str, walked: WalkedSteps) -> Tile:
     orders = {t: tuple(f"o{i}" for i in range(t.rank)) for t in walked.kept}
     copies = [Leaf(t.name, t.name, part="copy", vector=order[-1], order=order) for t, order in orders.items()]
     holds = (*kernel.holds, *(Hold(t.name, fill="copy") for t in walked.kept))
-    body = (*copies, steps)
+    body: tuple[Tile | Leaf | Barrier, ...] = (*copies, steps)
     return replace(kernel, holds=holds, body=body if lanes is None else (replace(lanes, body=body),))
 
 

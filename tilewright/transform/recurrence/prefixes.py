@@ -7,7 +7,7 @@ predicted: machines with many units, or a costly launch, lose more by waiting.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import isqrt
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from tilewright.ir.analysis.simplify import simplify
 from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, Scan, neutral, plain_monoid, reads
-from tilewright.ir.forms.expr import Axis, Expr, Load, Op, load, loads, lt, minimum, op, select, substitute, var
+from tilewright.ir.forms.expr import Axis, Expr, Extent, Load, Op, load, loads, lt, minimum, op, select, substitute, var
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.ir.meaning.folding import without_dead
 from tilewright.transform.storage import names_of, unique_name
@@ -93,7 +93,7 @@ class Prefix:
         return [parts, inside, all_before, Map(output, (step, *rest), simplify(both), origin)]
 
     @property
-    def _rest(self) -> tuple[object, ...]:
+    def _rest(self) -> tuple[Extent, ...]:
         return self.step.output.shape
 
     @property
@@ -163,7 +163,7 @@ def _own(carry: Tensor, compute: Map) -> Load:
     return load(carry, tuple(var(a) for a in compute.axes))
 
 
-def _alone(computes: list[Compute], program: Program) -> Program:
+def _alone(computes: Sequence[Compute], program: Program) -> Program:
     made = {t for c in computes for t in c.outputs}
     read = dict.fromkeys(t for c in computes for t in reads(c) if t not in made)
     constants = {t: program.constants[t] for t in read if t in program.constants}
