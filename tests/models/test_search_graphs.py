@@ -148,7 +148,7 @@ def test_nine_normalisations_are_two_kernels(rows: int, d: int, half: bool) -> N
 
 
 @HALF
-@pytest.mark.parametrize(("rows", "d"), [(4096, 64), (1000, 40)])
+@pytest.mark.parametrize(("rows", "d"), [pytest.param(4096, 64, marks=pytest.mark.slow), (1000, 40)])
 @pytest.mark.parametrize("target", ["h200", "emerald_rapids"])
 def test_six_narrow_layers_are_one_kernel(target: str, rows: int, d: int, half: bool) -> None:
     assert len(kernels_of(planned(narrow_layers(half, rows, d), target))) == 1
@@ -156,7 +156,10 @@ def test_six_narrow_layers_are_one_kernel(target: str, rows: int, d: int, half: 
 
 @HALF
 @pytest.mark.parametrize("target", [*CPUS, "h200"])
-@pytest.mark.parametrize(("rows", "hidden", "axis"), [(512, 256, 0), (77, 33, 0), (50, 41, 1)])
+@pytest.mark.parametrize(
+    ("rows", "hidden", "axis"),
+    [pytest.param(512, 256, 0, marks=pytest.mark.slow), pytest.param(77, 33, 0, marks=pytest.mark.slow), (50, 41, 1)],
+)
 def test_running_sums_are_one_call(rows: int, hidden: int, axis: int, target: str, half: bool) -> None:
     found = planned(running_sums(half, rows, 64, hidden, axis), target, "loops")
     assert found.loops is not None and len(found.loops.calls) <= 4
