@@ -132,6 +132,27 @@ def held_through_a_step(x: Tensor) -> Tensor:
     return total
 
 
+def changed_behind_two_loops(x: Tensor) -> Tensor:
+    y = x * 1
+    row = y[0]
+    for _ in range(2):
+        while y.sum() < -100:
+            y = y + 1
+    row.add_(1)
+    return y
+
+
+def changed_in_another_copy(x: Tensor) -> Tensor:
+    y = x * 1
+    one, other = y, y
+    if x.sum() > 0:
+        one = y * 2
+    if x.sum() < 1:
+        other = y * 3
+    one.add_(1)
+    return other
+
+
 class Setting(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.sum() > 0:
@@ -151,12 +172,14 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "next step": (changed_in_one_step_read_in_the_next, r":\d+: a tensor is changed in place that is a view"),
     "other branch": (changed_in_one_branch_read_in_the_other, r":\d+: a tensor is changed in place that is a view"),
     "held": (held_through_a_step, r":\d+: a tensor is changed in place that is a view of another"),
+    "two loops": (changed_behind_two_loops, r":\d+: a tensor is changed in place that is a view of another"),
+    "another copy": (changed_in_another_copy, r":\d+: a tensor is changed in place that is a view of another"),
     "chosen": (changing_what_data_chose, r"write x\[i\] = ... instead of changing x\[i\]"),
 }
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in ("list", "view", "held") else pytest.mark.slow) for n in REFUSED]
+    "name", [pytest.param(n, marks=() if n in ("list", "view", "two loops") else pytest.mark.slow) for n in REFUSED]
 )
 def test_what_cannot_be_followed_is_named_with_its_line(name: str) -> None:
     function, text = REFUSED[name]

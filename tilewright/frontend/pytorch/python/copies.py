@@ -25,7 +25,7 @@ _LOANS = (_own.lent.default, _own.given_back.default)
 Path = tuple[int, ...]  # where a node stands: the place of what it is in, in each graph from the outermost on
 
 
-@dataclass
+@dataclass(eq=False)
 class _Class:
     """Tensors that share memory, through bodies too: where they are changed and read, whether the caller sees them, and
     the loops of which they outlive a step."""
@@ -68,8 +68,20 @@ def check_copies(module: fx.GraphModule) -> None:
             own, shared = found[once](mark), found[once](source)
             if own is not shared:
                 break
-        _check(path, own, shared, own.loops)
-        _check(path, shared, own, own.loops)
+        copies = [(found[once](m), found[once](m.args[0])) for _, m in marks]  # type: ignore[arg-type]
+        for one, other in ((own, shared), (shared, own)):
+            for each in _behind(other, one, copies):
+                _check(path, one, each, own.loops)
+
+
+def _behind(first: _Class, without: _Class, copies: Sequence[tuple[_Class, _Class]]) -> list[_Class]:
+    """A class, and all that are copies of it or that it is a copy of, through others but the one that is left out: what
+    it misses, they miss."""
+    found = [first]
+    for each in found:
+        near = [b if a is each else a for a, b in copies if each in (a, b)]
+        found += dict.fromkeys(c for c in near if c is not without and c not in found)
+    return found
 
 
 def _classes(
