@@ -34,6 +34,8 @@ def blocks_of(exact: Callable[[int], Graph], low: int, high: int, target: Target
     if not backend_for(target).fills_by_sample or low < 1 or high < 2:
         return None
 
+    exact = cache(exact)
+
     @cache
     def lowered(samples: int) -> Program:
         return lower(exact(samples))
@@ -47,12 +49,27 @@ def blocks_of(exact: Callable[[int], Graph], low: int, high: int, target: Target
             return None
     except (ModelError, OptionError, UnsupportedError):  # such a batch is refused, or its samples meet
         return None
-    return Blocks(sizes, apart.inputs, apart.outputs)
+    inputs = _varying(exact(1), exact(2))
+    pairs = zip(apart.program.output_names, apart.program.outputs, strict=True)
+    return None if inputs is None else Blocks(sizes, inputs, {name: apart.outputs[t.name] for name, t in pairs})
+
+
+def _varying(one: Graph, other: Graph) -> dict[str, int] | None:
+    """By input, read or not, the dimension that has another size in the other; None where there are several."""
+    found: dict[str, int] = {}
+    for value, its in zip(one.inputs, other.inputs, strict=True):
+        dims = [k for k, (n, m) in enumerate(zip(value.shape, its.shape, strict=True)) if n != m]
+        if len(dims) > 1:
+            return None
+        if dims:
+            found[value.name] = dims[0]
+    return found
 
 
 def _ways(largest: int, high: int) -> list[tuple[int, int]]:
-    """Numbers of parts and their sizes by which is judged whether parts are models of their own at every size."""
-    return [(3, 1), (2, largest), (2, max(high // 2, 1))]
+    """Numbers of parts and their sizes by which is judged whether parts are models of their own at every size; none is
+    beyond what the model is to take."""
+    return [(parts, size) for parts, size in ((3, 1), (largest, 1), (2, high // 2)) if parts * size <= high]
 
 
 def _is_apart(lowered: Callable[[int], Program], parts: int, size: int) -> bool:

@@ -23,7 +23,7 @@ from tilewright.target import machine
 N = helper.make_node
 SIDE = 24
 # samples beside each other along the second dimension of what comes out
-BESIDE = (N("Add", ["b", "bias"], ["c"]), N("Transpose", ["c"], ["t"], perm=[1, 0, 2, 3]), N("Flatten", ["t"], ["y"]))
+BESIDE = (N("Add", ["b", "bias:0"], ["c"]), N("Transpose", ["c"], ["t"], perm=[1, 0, 2, 3]), N("Flatten", ["t"], ["y"]))
 
 
 def convolved(*more: onnx.NodeProto, rows: int = SIDE) -> onnx.ModelProto:
@@ -31,16 +31,17 @@ def convolved(*more: onnx.NodeProto, rows: int = SIDE) -> onnx.ModelProto:
     rng = np.random.default_rng(0)
     weights = {name: rng.standard_normal((8, c, 3, 3)).astype(np.float32) / 8 for name, c in (("v", 4), ("w", 8))}
     nodes = [
-        N("Conv", ["x", "v"], ["a"], pads=[1, 1, 1, 1]),
+        N("Conv", ["x.1", "v"], ["a"], pads=[1, 1, 1, 1]),
         N("Relu", ["a"], ["r"]),
         N("Conv", ["r", "w"], ["b"], pads=[1, 1, 1, 1]),
-        *(more or (N("Add", ["b", "bias"], ["y"]),)),
+        *(more or (N("Add", ["b", "bias:0"], ["y"]),)),
     ]
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4, rows, SIDE])
-    bias = helper.make_tensor_value_info("bias", TensorProto.FLOAT, [8, 1, 1])
+    x = helper.make_tensor_value_info("x.1", TensorProto.FLOAT, ["n", 4, rows, SIDE])
+    bias = helper.make_tensor_value_info("bias:0", TensorProto.FLOAT, [8, 1, 1])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    unread = helper.make_tensor_value_info("unread", TensorProto.INT64, [3, "n"])
     constants = [numpy_helper.from_array(a, n) for n, a in weights.items()]
-    graph = helper.make_graph(nodes, "g", [x, bias], [y], constants)
+    graph = helper.make_graph(nodes, "g", [x, bias, unread], [y], constants)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
@@ -53,7 +54,7 @@ def found(model: onnx.ModelProto, low: int = 1, high: int = 64, target: str = "n
 
 def test_samples_that_do_not_meet_go_in_blocks() -> None:
     made = found(convolved(rows=480))
-    assert made is not None and made.inputs == {"x": 0} and made.outputs == {"y": 0}
+    assert made is not None and made.inputs == {"x.1": 0, "unread": 1} and made.outputs == {"y": 0}
     assert made.sizes[-1] == 1 and len(made.sizes) > 1
     assert [sum(made.of(n)) for n in range(1, 40)] == list(range(1, 40))
 
@@ -95,8 +96,8 @@ def test_samples_that_meet_do_not(more: list[onnx.NodeProto]) -> None:
 def test_weights_that_are_used_once_a_sample_are_read_once_for_all() -> None:
     """Rows of one product: blocks would read the weights for each."""
     weight = numpy_helper.from_array(np.ones((2048, 2048), np.float32), "w")
-    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 2048]) for name in ("x", "y")]
-    graph = helper.make_graph([N("MatMul", ["x", "w"], ["y"])], "g", ports[:1], ports[1:], [weight])
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 2048]) for name in ("x.1", "y")]
+    graph = helper.make_graph([N("MatMul", ["x.1", "w"], ["y"])], "g", ports[:1], ports[1:], [weight])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     assert found(model) is None
     assert found(convolved(rows=480), target="h200") is None
@@ -117,16 +118,17 @@ def test_results_are_those_of_the_whole_batch(tmp_path: Path, kernel_cache: Path
     bias = np.arange(8, dtype=np.float32).reshape(8, 1, 1)
     for samples in (1, 3, 4, 7, 12):
         x = np.random.default_rng(samples).standard_normal((samples, 4, SIDE, SIDE)).astype(np.float32)
+        unread = np.zeros((3, samples), np.int64)
         program = lower(load(model, {"n": samples}))
-        (expected,) = evaluate(program, {"x": x, "bias": bias}).values()
+        (expected,) = evaluate(program, {"x.1": x, "bias:0": bias, "unread": unread}).values()
         for each in (made, loaded):
-            np.testing.assert_allclose(each(x, bias)[0], expected, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(each(x, bias, unread)[0], expected, rtol=1e-4, atol=1e-5)
     into = np.empty((8, 7 * SIDE * SIDE), np.float32)
-    x = np.ascontiguousarray(x[:7])
-    made.run_into([x, bias], [into])
-    np.testing.assert_array_equal(into, made(x, bias)[0])
-    assert len(made.profile(x, bias, repeat=1).calls) == len(made.calls)
-    with pytest.raises(InputError, match="axis 0 of input 'x' is 13, and the model is compiled for n from 1 to 12"):
-        made(np.zeros((13, 4, SIDE, SIDE), np.float32), bias)
+    x, unread = x[:7], unread[:, :7]
+    made.run_into([x, bias, unread], [into])
+    np.testing.assert_array_equal(into, made(x, bias, unread)[0])
+    assert len(made.profile(x, bias, unread, repeat=1).calls) == len(made.calls)
+    with pytest.raises(InputError, match="axis 0 of input 'x.1' is 13, and the model is compiled for n from 1 to 12"):
+        made(np.zeros((13, 4, SIDE, SIDE), np.float32), bias, unread)
     with pytest.raises(InputError, match="output 'y' does not fit"):
-        made.run_into([x, bias], [into[:6]])
+        made.run_into([x, bias, unread], [into[:6]])
