@@ -45,10 +45,10 @@ class Asked:
 def shared_out(program: Program, asked: Asked, options: Options, ranks: int | None = None) -> Sharded:
     """A model, or one part of its batch, as it is planned, without any other rank; `ranks` is how many were started."""
     if asked.mesh.is_auto:
-        cluster = undecided(asked.cluster, ranks, lambda name: _device(name, options))
+        cluster = undecided(asked.cluster, ranks, lambda name: device_of(name, options))
         most = options.memory if isinstance(options.memory, int) else inf
         return share_out_by_itself(program, cluster, asked.micro_batches, most)
-    clusters, along = described(asked.mesh, asked.cluster, lambda name: _device(name, options))
+    clusters, along = described(asked.mesh, asked.cluster, lambda name: device_of(name, options))
     return share_out_in_stages(program, clusters, along, (SPLIT,), asked.micro_batches)
 
 
@@ -77,9 +77,8 @@ def compile_ranked(read: Callable[[], Graph], asked: Asked, options: Options) ->
 
 def _compiled(read: Callable[[], Graph], asked: Asked, options: Options, ranks: Ranks) -> RankedModel:
     mesh = asked.mesh
-    if not mesh.is_auto and mesh.ranks != ranks.size:
-        raise OptionError(f"the mesh {mesh} has {mesh.ranks} ranks, and {ranks.size} were started: "
-                          f"torchrun --nproc-per-node {mesh.ranks}")  # fmt: skip
+    if not mesh.is_auto:
+        mesh.check_ranks(ranks.size)
     whole = program_of(read())
     digest = _digest(whole, asked, options)
     ranks.same(digest, "model")
@@ -91,15 +90,16 @@ def _compiled(read: Callable[[], Graph], asked: Asked, options: Options, ranks: 
     sharded = from_json(ranks.text(told), batches.program)
     check_sharded(sharded)
     mine = rank_program(sharded, ranks.rank)
-    goal = _device(options.target, options)
+    goal = device_of(options.target, options)
     memo = Memo()
-    steps = [_segment(step, goal, options, memo) if isinstance(step, Segment) else step for step in mine.steps]
+    steps = [segment(step, goal, options, memo) if isinstance(step, Segment) else step for step in mine.steps]
     ranks.wait("compiling")
     return RankedModel(about(whole, batches, mine, digest.hex(), ranks_text(sharded)), steps, ranks, options)
 
 
-def _segment(segment: Segment, goal: Target, options: Options, memo: Memo) -> Compiled:
-    program = segment.program
+def segment(step: Segment, goal: Target, options: Options, memo: Memo) -> Compiled:
+    """Some of what a rank does, as machine code."""
+    program = step.program
     artifact: Artifact = build(program, goal, options, memo=memo)
     gives = tuple((t.name, tuple(int(e) for e in t.shape), t.dtype.numpy) for t in program.outputs)  # type: ignore[arg-type]
     return Compiled(artifact, tuple(t.name for t in program.inputs), gives)
@@ -111,7 +111,8 @@ def _digest(program: Program, asked: Asked, options: Options) -> bytes:
     return blake2b((about + program_text(program)).encode(), digest_size=32).digest()
 
 
-def _device(name: str, options: Options) -> Target:
+def device_of(name: str, options: Options) -> Target:
+    """The machine of a name, which is this one for the CPU."""
     chosen = options.target if name == "cpu" else name
     return machine(
         chosen, options.threads, cache_dir=options.cache_dir, compiler=options.compiler, tell=options.progress

@@ -31,6 +31,12 @@ class MeshText:
     def ranks(self) -> int:
         return sum(prod(size for _, size in axes) for axes in self.stages)
 
+    def check_ranks(self, started: int) -> None:
+        """Raises an OptionError where another number of ranks was started."""
+        if self.ranks != started:
+            raise OptionError(f"the mesh {self} has {self.ranks} ranks, and {started} were started: "
+                              f"torchrun --nproc-per-node {self.ranks}")  # fmt: skip
+
     def __str__(self) -> str:
         return "/".join(",".join(f"{name}={size}" for name, size in axes) for axes in self.stages) or AUTO
 

@@ -43,7 +43,7 @@ class CompiledModule:
         self, module: torch.nn.Module, args: Sequence[Any], named: Mapping[str, Any], build: Build,
         most_shapes: int = MOST_SHAPES,
     ) -> None:  # fmt: skip
-        if module.training and any(_acts_in_training(m) for m in module.modules()):
+        if module.training and any(acts_in_training(m) for m in module.modules()):
             raise ModelError(
                 f"{type(module).__name__} is in training mode, where dropout and normalisation act otherwise; "
                 f"call module.eval() first"
@@ -178,7 +178,7 @@ def compile_module(module: torch.nn.Module, example: Any, build: Build) -> Compi
     return CompiledModule(module, tuple(example) if isinstance(example, tuple | list) else (example,), {}, build)
 
 
-def _acts_in_training(module: torch.nn.Module) -> bool:
+def acts_in_training(module: torch.nn.Module) -> bool:
     norms = torch.nn.modules.batchnorm._BatchNorm
     if isinstance(module, norms):
         return module.training and module.track_running_stats

@@ -8,8 +8,9 @@ ranks exchange cuts a rank's Program into segments, each compiled as any Program
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from tilewright.errors import InternalError
 from tilewright.ir.analysis.pieces import part_of
 from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, reads
 from tilewright.ir.forms.mesh import Place, Spread, inside, overlap, relative, slices
-from tilewright.ir.forms.sharded import Exchange, Piece, Sharded, Stage
+from tilewright.ir.forms.sharded import Exchange, Keep, Piece, Sharded, Stage
 from tilewright.ir.forms.tensor import Tensor, extents
 from tilewright.transform.clean.fold import replace_tensors
 
@@ -54,12 +55,27 @@ RankStep = Segment | Transfer
 
 
 @dataclass(frozen=True)
+class Kept:
+    """An array that a rank keeps from one training step to the next: which part of which tensor it is at first, and
+    which part of which array it is then."""
+
+    name: str
+    tensor: Tensor
+    place: Place
+    following: str
+    part: Slices
+
+
+@dataclass(frozen=True)
 class RankProgram:
-    """All that one rank does with one part of a batch, in order. Inputs come from rank 0, and results end there."""
+    """All that one rank does with one part of a batch, in order. Inputs come from rank 0, and results end there. Of a
+    training step, `turns` are the steps from which on it goes back and from which on it is the update."""
 
     rank: int
     steps: tuple[RankStep, ...]
     outputs: Mapping[str, str]  # on rank 0: the array that each of the Program's outputs is, by name
+    turns: tuple[int, ...] = ()
+    kept: tuple[Kept, ...] = ()
 
     @property
     def segments(self) -> tuple[Program, ...]:
@@ -88,20 +104,27 @@ class _Rank:
     pending: list[Compute] = field(default_factory=list)
     steps: list[list[Compute] | Transfer] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
+    turned: list[int] = field(default_factory=list)  # by turn of a training step, how many steps are before it
 
     def __post_init__(self) -> None:
+        self.states = {keep.tensor for stage in self.sharded.stages for keep in stage.keeps}
         self.at = self.stage.mesh.coordinates[self.rank - self.stage.first]
         self.names.update(tensor.name for tensor in self.sharded.program.tensors())
 
     def run(self) -> RankProgram:
-        for step in self.stage.steps:
-            if isinstance(step, Exchange):
-                self._exchange(step)
-            else:
-                self._piece(step)
-        self._flush()
-        self._send_on()
-        outputs = self._outputs()
+        ends = (0, *self.stage.turns, len(self.stage.steps))
+        outputs: dict[str, str] = {}
+        for turn, (begin, end) in enumerate(pairwise(ends)):
+            for step in self.stage.steps[begin:end]:
+                if isinstance(step, Exchange):
+                    self._exchange(step)
+                else:
+                    self._piece(step)
+            self._flush()
+            self._send_on({t for s in self.stage.steps[begin:end] if isinstance(s, Piece) for t in s.compute.outputs})
+            if turn == len(ends) - 2:  # of a training step when all parts of its batch are done
+                outputs = self._outputs()
+            self.turned.append(len(self.steps))
         return self._assembled(outputs)
 
     # --- what lies here
@@ -116,7 +139,9 @@ class _Rank:
         if found is not None:
             return found
         program = self.sharded.program
-        if tensor in program.inputs:
+        if tensor in self.states:
+            found = self._kept(tensor, spread)
+        elif tensor in program.inputs:
             found = tensor  # inputs are whole everywhere, whoever reads a part of them
         elif tensor in program.constants:
             found = self._constant(tensor, spread)
@@ -124,6 +149,9 @@ class _Rank:
             raise InternalError(f"rank {self.rank}: '{tensor.name}' is not there as {spread}")
         self.here[tensor, spread] = found
         return found
+
+    def _kept(self, tensor: Tensor, spread: Spread) -> Tensor:
+        return tensor if spread.is_whole else self._new(tensor, self._place(tensor, spread))
 
     def _constant(self, tensor: Tensor, spread: Spread) -> Tensor:
         array = self.sharded.program.constants[tensor]
@@ -231,13 +259,11 @@ class _Rank:
         self.here[step.tensor, step.after] = step.tensor
         self.steps.append(_whole("send", step.tensor, step.tensor.name, takes=peer))
 
-    def _send_on(self) -> None:
-        """What later stages take whole from this rank."""
+    def _send_on(self, made: Container[Tensor]) -> None:
+        """What other stages take whole from this rank, of what it has made in a turn."""
         for stage in self.sharded.stages:
-            if stage.first <= self.stage.first:
-                continue
-            for step in stage.steps:
-                if not isinstance(step, Exchange) or step.kind != "send" or self._maker(step.tensor) is not self.stage:
+            for step in stage.steps if stage is not self.stage else ():
+                if not isinstance(step, Exchange) or step.kind != "send" or step.tensor not in made:
                     continue
                 mine = self.rank - self.stage.first
                 for number, rank in enumerate(stage.ranks):
@@ -275,9 +301,12 @@ class _Rank:
     # --- segments
 
     def _assembled(self, outputs: Mapping[str, str]) -> RankProgram:
-        needed = set(outputs.values())
+        kept = tuple(self._carried(keep) for keep in self.stage.keeps)
+        needed = {*outputs.values(), *(each.following for each in kept)}
         found: list[RankStep] = []
-        for step in reversed(self.steps):
+        behind: list[int] = []  # by turn, how many steps are left from there on
+        for number, step in reversed(list(enumerate(self.steps))):
+            behind += [len(found)] * self.turned.count(number + 1)
             if isinstance(step, Transfer):
                 needed.add(step.source)
                 found.append(step)
@@ -286,7 +315,13 @@ class _Rank:
             if program is not None:
                 needed.update(t.name for t in program.inputs)
                 found.append(Segment(program))
-        return RankProgram(self.rank, tuple(reversed(found)), outputs)
+        turns = tuple(len(found) - left for left in reversed(behind))[:-1] if self.stage.turns else ()
+        return RankProgram(self.rank, tuple(reversed(found)), outputs, turns, kept)
+
+    def _carried(self, keep: Keep) -> Kept:
+        here, following = self._local(keep.tensor, keep.spread), self._local(keep.following, keep.held)
+        place, held = self._place(keep.tensor, keep.spread), self._place(keep.following, keep.held)
+        return Kept(here.name, keep.tensor, place, following.name, slices(relative(place, held)))
 
     def _program(self, computes: list[Compute], needed: set[str]) -> Program | None:
         """Of some computes what others need of them; None where that is nothing."""

@@ -43,6 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "distributed": {"calls", "packages", "report", "version", *COMPILER_AND_BELOW},  # one model on several ranks
     "model": {"calls", "compiler", "ir", "options", "packages", "report", "runtime"},  # what is called
     "api": {"calls", "distributed", "model", "pytorch", "dynamic", "packages", "report", "tune", *COMPILER_AND_BELOW},
+    "training": {"distributed", "ops", "options", "pytorch", "transform"},  # what a user trains with
     "integrations": {"api", "calls", "dynamic", "frontend", "ir", "model", "options", "pytorch", "runtime"},
     "cli": {
         "api", "calls", "distributed", "dynamic", "integrations", "model", "packages", "report", "tune", "",

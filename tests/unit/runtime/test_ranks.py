@@ -109,7 +109,7 @@ def told(output: str) -> tuple[float, str]:
     return float(moment), text
 
 
-def ended(processes: Sequence[subprocess.Popen[str]], seconds: float = 120) -> list[str]:
+def ended(processes: Sequence[subprocess.Popen[str]], seconds: float = 600) -> list[str]:
     return [process.communicate(timeout=seconds)[0] for process in processes]
 
 

@@ -51,13 +51,27 @@ Step = Piece | Exchange
 
 
 @dataclass(frozen=True)
+class Keep:
+    """A tensor that is kept from one training step to the next: how it is read, and which tensor, lying so, has all of
+    that for the next step."""
+
+    tensor: Tensor
+    spread: Spread
+    following: Tensor
+    held: Spread
+
+
+@dataclass(frozen=True)
 class Stage:
-    """Steps in order on ranks that follow each other from `first`."""
+    """Steps in order on ranks that follow each other from `first`. Those of a training step go forward, from the first
+    of `turns` on back, and from the second on are the update, once for all parts of a batch."""
 
     mesh: Mesh
     first: int
     steps: tuple[Step, ...]
     seconds: float = field(default=0.0, compare=False)  # predicted, of one part of a batch
+    turns: tuple[int, ...] = ()
+    keeps: tuple[Keep, ...] = ()
 
     @property
     def ranks(self) -> range:
@@ -128,8 +142,9 @@ def cut_name(compute: Compute, cut: Axis | Tensor | None) -> str | None:
 
 def _stage_data(stage: Stage) -> dict[str, Any]:
     steps = [_piece_data(s) if isinstance(s, Piece) else _exchange_data(s) for s in stage.steps]
+    keeps = [[k.tensor.name, _spread_data(k.spread), k.following.name, _spread_data(k.held)] for k in stage.keeps]
     return {"mesh": [list(axis) for axis in stage.mesh.axes], "first": stage.first, "steps": steps,
-            "seconds": stage.seconds}  # fmt: skip
+            "seconds": stage.seconds, "turns": stage.turns, "keeps": keeps}  # fmt: skip
 
 
 def _piece_data(piece: Piece) -> dict[str, Any]:
@@ -156,7 +171,9 @@ def _spread(data: list[list[Any]]) -> Spread:
 
 def _stage(data: Mapping[str, Any], tensors: Mapping[str, Tensor], makers: Mapping[str, Compute]) -> Stage:
     steps = tuple(_step(each, tensors, makers) for each in data["steps"])
-    return Stage(Mesh(tuple((name, size) for name, size in data["mesh"])), data["first"], steps, data["seconds"])
+    keeps = tuple(Keep(tensors[a], _spread(b), tensors[c], _spread(d)) for a, b, c, d in data["keeps"])
+    return Stage(Mesh(tuple((name, size) for name, size in data["mesh"])), data["first"], steps, data["seconds"],
+                 tuple(data["turns"]), keeps)  # fmt: skip
 
 
 def _step(data: Mapping[str, Any], tensors: Mapping[str, Tensor], makers: Mapping[str, Compute]) -> Step:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Container, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -31,7 +31,7 @@ class Costs:
     def mesh(self) -> Mesh:
         return Mesh(tuple((link.name, link.size) for link in self.cluster.links))
 
-    def piece(self, compute: Compute, strategy: Strategy, constants: Mapping[Tensor, object]) -> float:
+    def piece(self, compute: Compute, strategy: Strategy, constants: Container[Tensor]) -> float:
         """Of the first rank's part, which has most: arithmetic, or weights from main memory and the rest from where
         tiles of neighbouring computes are."""
         device = self.cluster.device

@@ -11,8 +11,9 @@ from math import inf, prod
 from tilewright.errors import OptionError
 from tilewright.ir.forms.compute import Compute, Program, reads
 from tilewright.ir.forms.mesh import Spread
-from tilewright.ir.forms.sharded import Sharded, Stage
+from tilewright.ir.forms.sharded import Keep, Sharded, Stage, Step
 from tilewright.ir.forms.tensor import Tensor
+from tilewright.ir.forms.training import Training, Turn
 from tilewright.schedule.cluster.planner import Decided, MeshPlanner
 from tilewright.schedule.cluster.stages import StagePlan, best_stages
 from tilewright.target import Cluster, Link
@@ -34,11 +35,13 @@ def share_out(
 
 
 def share_out_in_stages(
-    program: Program, meshes: Sequence[Cluster], along: Link | None, split: Sequence[str] = (), parts: int = 1
-) -> Sharded:
-    """The same with stages on these meshes, one behind the other, and a link between them."""
+    program: Program, meshes: Sequence[Cluster], along: Link | None, split: Sequence[str] = (), parts: int = 1,
+    training: Training | None = None,
+) -> Sharded:  # fmt: skip
+    """The same with stages on these meshes, one behind the other, and a link between them; of a training step, where
+    the Program is one."""
     kinds = [mesh for number, mesh in enumerate(meshes) if mesh not in meshes[:number]]
-    plans = _Plans(program, kinds, along, split)
+    plans = _Plans(program, kinds, along, split, training, parts)
     order = [kinds.index(mesh) for mesh in meshes]
     # what passes between stages does so while they compute: they are as even as they can be without it
     found = best_stages(len(plans.layers), sum(map(_devices, meshes)), [_devices(kind) for kind in kinds],
@@ -100,12 +103,15 @@ class _Plans:
     meshes: Sequence[Cluster]
     along: Link | None
     split: Sequence[str]
+    training: Training | None = None
+    parts: int = 1
 
     def __post_init__(self) -> None:
         links = [link for mesh in self.meshes for link in mesh.links if link.size > 1]
         links += [self.along] if self.along is not None else []
         latency = min((link.latency for link in links), default=0.0)
-        self.planners = [MeshPlanner(self.program, mesh, self.split, latency) for mesh in self.meshes]
+        about = (self.split, latency, self.training, self.parts)
+        self.planners = [MeshPlanner(self.program, mesh, *about) for mesh in self.meshes]
         self.decided: list[Decided] = [planner.run() for planner in self.planners]
         self.layers = _grouped(self.decided[0].seconds)  # of each the first section, and the one behind the last
         self._before = [[0.0, *accumulate(each.seconds)] for each in self.decided]
@@ -129,24 +135,51 @@ class _Plans:
         return self.seconds(first, last, mesh) if self.bytes(first, last, mesh) <= most_bytes else inf
 
     def sharded(self, plans: Sequence[StagePlan], parts: int, remarks: tuple[str, ...] = ()) -> Sharded:
-        held: dict[Tensor, list[Spread]] = {}
         computes = [self._computes(plan) for plan in plans]
+        made = [{t for c in own for t in c.outputs} for own in computes]
+        read = [{t for c in own for t in (*reads(c), *self._kept(c))} for own in computes]
         stages: list[Stage] = []
         first = 0
-        for number, (plan, own) in enumerate(zip(plans, computes, strict=True)):
+        for number, plan in enumerate(plans):
             planner = self.planners[plan.mesh]
-            later = {t for others in computes[number + 1 :] for c in others for t in reads(c)}
-            steps = planner.steps(own, self.decided[plan.mesh].ways, held, later)
-            stages.append(Stage(planner.mesh, first, steps, self.seconds(plan.first, plan.last, plan.mesh)))
+            before = made[:number] if self.training is None else [*made[:number], *made[number + 1 :]]
+            elsewhere = {t for others in before for t in others}
+            later = {t for place, others in enumerate(read) if place != number for t in others}
+            steps, turns, keeps = self._steps(plan, computes[number], elsewhere, later)
+            seconds = self.seconds(plan.first, plan.last, plan.mesh)
+            stages.append(Stage(planner.mesh, first, steps, seconds, turns, keeps))
             first += planner.mesh.ranks
         said = dict.fromkeys(remark for plan in plans for remark in self.decided[plan.mesh].remarks)
-        made = Sharded(self.program, tuple(stages), parts, (*remarks, *said))
-        check_sharded(made)
-        return made
+        shared = Sharded(self.program, tuple(stages), parts, (*remarks, *said))
+        check_sharded(shared)
+        return shared
+
+    def _steps(
+        self, plan: StagePlan, computes: Sequence[Compute], elsewhere: set[Tensor], later: set[Tensor]
+    ) -> tuple[tuple[Step, ...], tuple[int, ...], tuple[Keep, ...]]:
+        """What the ranks of a stage do, turn by turn."""
+        planner, ways = self.planners[plan.mesh], self.decided[plan.mesh].ways
+        held: dict[Tensor, list[Spread]] = {}
+        if self.training is None:
+            return planner.steps(computes, ways, held, elsewhere, later), (), ()
+        steps: list[Step] = []
+        ends: list[int] = []
+        for turn in Turn:
+            own = [c for c in computes if self.training.turns[c] is turn]
+            steps.extend(planner.steps(own, ways, held, elsewhere, later))
+            ends.append(len(steps))
+        more, keeps = planner.keeps(steps, held, elsewhere)
+        return (*steps, *more), tuple(ends[:-1]), keeps
+
+    def _kept(self, compute: Compute) -> Iterator[Tensor]:
+        """What has to come from another stage, so that a compute has its states for the next step."""
+        if self.training is not None:
+            yield from (self.training.states[t] for t in reads(compute) if t in self.training.states)
 
     def _computes(self, plan: StagePlan) -> list[Compute]:
         begin, end = self.layers[plan.first][0], self.layers[plan.last - 1][1]
-        return [c for section in self.decided[plan.mesh].sections[begin:end] for c in section.computes]
+        own = {c for section in self.decided[plan.mesh].sections[begin:end] for c in section.computes}
+        return [c for c in self.program.computes if c in own]
 
     def _sent(self, tensor: Tensor | None) -> float:
         if tensor is None or self.along is None:

@@ -4,14 +4,16 @@ solved once for every spread that this tensor may come and go in, and sections p
 from __future__ import annotations
 
 from collections.abc import Container, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import inf, prod
 
 from tilewright.errors import InternalError
 from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, reads
-from tilewright.ir.forms.mesh import Mesh, Spread
-from tilewright.ir.forms.sharded import Exchange, Step
+from tilewright.ir.forms.mesh import WHOLE, Mesh, Spread
+from tilewright.ir.forms.sharded import Exchange, Keep, Piece, Step
 from tilewright.ir.forms.tensor import Tensor, extents
+from tilewright.ir.forms.training import Training, Turn
 from tilewright.schedule.cluster.axes import Admitted, Cuts, Outcome, at_a_time, one_by_one
 from tilewright.schedule.cluster.choices import Choices, Hub, Reader
 from tilewright.schedule.cluster.cost import Costs
@@ -34,11 +36,16 @@ Paths = dict[Spread | None, tuple[float, list["Solved"]]]
 
 @dataclass(frozen=True)
 class Section:
-    """Computes in order between two places that one tensor alone passes, which is None at the ends."""
+    """Computes in order between two places that one tensor alone passes, which is None at the ends. In a training step
+    those of the way back and of the update are there too; what passes on the way back lies as what passes forward
+    does."""
 
     computes: tuple[Compute, ...]
     comes: Tensor | None
     goes: Tensor | None
+    comes_back: Tensor | None = None
+    goes_back: Tensor | None = None
+    far: frozenset[Tensor] = frozenset()  # that sections further away make or read, which have them whole
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,8 @@ class MeshPlanner:
     cluster: Cluster
     split: Sequence[str]
     latency: float
+    training: Training | None = None
+    batch_parts: int = 1  # of a training step, which is updated once for all of them
     costs: Costs = field(init=False)
     mesh: Mesh = field(init=False)
     all_weights: int = field(init=False)
@@ -85,14 +94,18 @@ class MeshPlanner:
     everywhere: set[Tensor] = field(default_factory=set)  # inputs, constants, and what is sooner computed than sent
     parts: int = 1  # in which weights are shared out
     solved: dict[Hashable, Solved | None] = field(default_factory=dict)
+    summed_up: set[Tensor] = field(default_factory=set)  # gradients, which the parts of a batch add up to
 
     def __post_init__(self) -> None:
         self.costs = Costs(self.cluster)
         self.mesh = self.costs.mesh
-        self.all_weights = sum(array.nbytes for array in self.program.constants.values())
-        self.everywhere.update(self.program.inputs, self.program.constants)
+        self.states: Mapping[Tensor, Tensor] = {} if self.training is None else self.training.states
+        self.kept = {*self.program.constants, *self.states}
+        self.all_weights = sum(tensor.most_bytes for tensor in self.kept)
+        self.everywhere.update(t for t in (*self.program.inputs, *self.program.constants) if t not in self.states)
 
     def run(self) -> Decided:
+        self.summed_up.update(t for c in self.program.computes if self._is_update(c) for t in reads(c))
         for compute in self.program.computes:
             self.choices[compute] = cut_choices(compute, self.mesh)
             self.whole[compute] = self._admitted(compute, (None,) * len(self.mesh.axes))
@@ -147,12 +160,15 @@ class MeshPlanner:
         return way
 
     def _priced(self, compute: Compute, strategy: Strategy) -> Way:
-        constants = self.program.constants
-        weights = [(t, needs) for t, needs in strategy.needs.items() if t in constants]
+        weights = [(t, needs) for t, needs in strategy.needs.items() if t in self.kept]
         size = sum(min(self.costs.bytes_of(t, spread) for spread in needs) for t, needs in weights)
         # what is small beside the weights is not asked for: a node without any is decided by its neighbours
         size = size if size >= _NOTHING * self.all_weights else 0
-        return Way(strategy, self.costs.piece(compute, strategy, constants), size)
+        seconds = self.costs.piece(compute, strategy, self.kept)
+        return Way(strategy, seconds / (self.batch_parts if self._is_update(compute) else 1), size)
+
+    def _is_update(self, compute: Compute) -> bool:
+        return self.training is not None and self.training.turns[compute] is Turn.UPDATE
 
     def _find_everywhere(self) -> None:
         """What costs less with all that leads to it than one exchange: no rank waits for another's."""
@@ -174,17 +190,50 @@ class MeshPlanner:
     # --- sections
 
     def sections(self) -> list[Section]:
-        last = {t: i for i, c in enumerate(self.program.computes) for t in reads(c)}
+        computes = self.program.computes
+        if self.training is not None:
+            computes = tuple(c for c in computes if self.training.turns[c] is Turn.FORWARD)
+        last = {t: i for i, c in enumerate(computes) for t in reads(c)}
         found: list[Section] = []
         alive: list[Tensor] = []
         begin, comes = 0, None
-        for number, compute in enumerate(self.program.computes):
+        for number, compute in enumerate(computes):
             alive = [t for t in (*alive, *compute.outputs) if t not in self.everywhere and last.get(t, -1) > number]
-            if len(alive) <= 1 or number == len(self.program.computes) - 1:
+            if len(alive) <= 1 or number == len(computes) - 1:
                 goes = alive[0] if alive else None
-                found.append(Section(self.program.computes[begin : number + 1], comes, goes))
+                found.append(Section(computes[begin : number + 1], comes, goes))
                 begin, comes = number + 1, goes
-        return found
+        return found if self.training is None else self._with_the_way_back(self.training, found)
+
+    def _with_the_way_back(self, training: Training, sections: Sequence[Section]) -> list[Section]:
+        """Every section with those computes of the way back and of the update that belong to its own."""
+        number = {c: n for n, section in enumerate(sections) for c in section.computes}
+        for compute in self.program.computes:
+            if compute not in number:
+                number[compute] = number[training.beside[compute]]
+        members: list[list[Compute]] = [[] for _ in sections]
+        for compute in self.program.computes:
+            members[number[compute]].append(compute)
+        made = {t: number[c] for c in self.program.computes for t in c.outputs}
+        made |= {old: made[new] for old, new in training.states.items()}
+        crossing: list[dict[Tensor, None]] = [{} for _ in sections]  # what a section takes or gives
+        for compute in self.program.computes:
+            for t in reads(compute):
+                if t not in self.everywhere and made[t] != number[compute]:
+                    crossing[made[t]][t] = crossing[number[compute]][t] = None
+        back = [self._passing_back(training, a, b) for a, b in pairwise(crossing)]
+        ends = [None, *back, None]
+        return [
+            replace(each, computes=tuple(members[n]), comes_back=ends[n + 1], goes_back=ends[n],
+                    far=frozenset(crossing[n]) - {each.comes, each.goes, *ends[n : n + 2]})
+            for n, each in enumerate(sections)
+        ]  # fmt: skip
+
+    def _passing_back(self, training: Training, one: Container[Tensor], other: Sequence[Tensor]) -> Tensor | None:
+        """What a section takes from the one behind it on the way back: the gradient of what it gives that one."""
+        makers = {t: c for c in self.program.computes for t in c.outputs}
+        return next((t for t in other if t in one and t in makers
+                     and training.turns[makers[t]] is Turn.BACKWARD), None)  # fmt: skip
 
     def _spreads(self, tensor: Tensor | None) -> list[Spread | None]:
         """Those that a tensor may lie in when it is made."""
@@ -267,9 +316,11 @@ class MeshPlanner:
             return None
         nests = [build_nest(c, (), {}) for c in section.computes]
         outputs = set(self.program.outputs)
+        following = set(self.states.values())
         return signature(nests, lambda t: (
-            t in self.program.constants, t in self.everywhere, t is section.comes, t is section.goes, t in outputs
-        ))  # fmt: skip
+            t in self.program.constants, t in self.everywhere, t is section.comes, t is section.goes, t in outputs,
+            t in self.states, t is section.comes_back, t is section.goes_back, t in section.far, t in following,
+        )), tuple(map(self._is_update, section.computes))  # fmt: skip
 
     def _most_bytes(self, section: Section) -> float:
         own = self._weights(section.computes)
@@ -288,12 +339,16 @@ class MeshPlanner:
             able.append([n for n in numbers if not fixed or self.ways[compute][n].strategy.gives == goes])
         ways = [[self.ways[c][n] for n in numbers] for c, numbers in zip(section.computes, able, strict=True)]
         makers = {t: i for i, c in enumerate(section.computes) for t in c.outputs}
+        # what is kept lies as the update leaves it
+        makers |= {old: makers[new] for old, new in self.states.items() if new in makers}
         readers: dict[Tensor, list[int]] = {}
         for i, compute in enumerate(section.computes):
             for tensor in reads(compute):
-                if tensor not in self.everywhere:
+                # an update takes what it keeps as it leaves it
+                if tensor not in self.everywhere and makers.get(tensor) != i:
                     readers.setdefault(tensor, []).append(i)
-        tensors = dict.fromkeys((*readers, *(t for t in self.program.outputs if t in makers)))
+        ends = [t for t in (*self.program.outputs, section.goes_back, *section.far) if t in makers]
+        tensors = dict.fromkeys((*readers, *(t for t in ends if t is not None)))
         nodes_seconds = [tuple(way.seconds for way in each) for each in ways]
         nodes_bytes = [tuple(way.bytes for way in each) for each in ways]
         hubs: list[Hub] = []
@@ -301,13 +356,25 @@ class MeshPlanner:
             if not all(ways):
                 break
             maker = makers.get(tensor)
-            made = [comes] if maker is None else [way.strategy.gives for way in ways[maker]]
-            hubs.append(self._hub(tensor, maker, made, readers.get(tensor, []), ways, nodes_seconds, nodes_bytes))
+            made = [self._outside(section, tensor, comes, goes)] if maker is None else \
+                [way.strategy.gives for way in ways[maker]]  # fmt: skip
+            end = self._outside(section, tensor, comes, goes) if tensor in ends else None
+            hubs.append(self._hub(tensor, maker, made, readers.get(tensor, []), ways, nodes_seconds, nodes_bytes, end))
         return Choices(tuple(nodes_seconds), tuple(nodes_bytes), tuple(hubs), most_bytes), able
+
+    def _outside(self, section: Section, tensor: Tensor, comes: Spread | None, goes: Spread | None) -> Spread | None:
+        """How a tensor lies where a section takes it from another or gives it to one."""
+        if tensor is section.comes:
+            return comes
+        lies = goes if tensor is section.comes_back else comes if tensor is section.goes_back else None
+        if lies is None:
+            return Spread.whole(self.mesh)
+        return Spread(tuple(WHOLE if part.operator is not None else part for part in lies.parts))
 
     def _hub(
         self, tensor: Tensor, maker: int | None, made: Sequence[Spread | None], readers: Sequence[int],
         ways: Sequence[Sequence[Way]], seconds: list[tuple[float, ...]], sizes: list[tuple[int, ...]],
+        end: Spread | None,
     ) -> Hub:  # fmt: skip
         spreads = list(dict.fromkeys(made))
         wanted: dict[tuple[Spread, ...], int] = {}
@@ -315,24 +382,27 @@ class MeshPlanner:
         for node in readers:
             needs = [way.strategy.needs[tensor] for way in ways[node]]
             found.append(Reader(node, tuple(wanted.setdefault(each, len(wanted)) for each in needs)))
-        if tensor in self.program.outputs and maker is not None:
+        if end is not None and maker is not None:
             # whoever asks for the results is a node with one choice
-            found.append(Reader(len(seconds), (wanted.setdefault((Spread.whole(self.mesh),), len(wanted)),)))
+            found.append(Reader(len(seconds), (wanted.setdefault((end,), len(wanted)),)))
             seconds.append((0.0,))
             sizes.append((0,))
-        costs = tuple(tuple(self.costs.routed(tensor, s, each) for each in wanted) for s in spreads if s is not None)
+        once = self.batch_parts if tensor in self.summed_up or tensor in self.states else 1
+        costs = tuple(tuple(self.costs.routed(tensor, s, each) / once for each in wanted)
+                      for s in spreads if s is not None)  # fmt: skip
         return Hub(maker, tuple(spreads.index(each) for each in made), tuple(found), costs)
 
     # --- steps
 
     def steps(
         self, computes: Sequence[Compute], chosen: Mapping[Compute, Way], held: dict[Tensor, list[Spread]],
-        later: Container[Tensor],
+        elsewhere: Container[Tensor], later: Container[Tensor],
     ) -> tuple[Step, ...]:  # fmt: skip
-        """What the ranks of a stage do; it leaves whole what others need of it. `held` has what earlier ones left."""
+        """What the ranks of a stage do; it leaves whole what others need of it. `held` has what lies here already, and
+        `elsewhere` are what other stages have whole."""
         whole = Spread.whole(self.mesh)
         made = {t for c in computes for t in c.outputs}
-        sent = dict.fromkeys(t for c in computes for t in reads(c) if t in held)
+        sent = dict.fromkeys(t for c in computes for t in reads(c) if t in elsewhere and t not in held)
         steps: list[Step] = [Exchange("send", tensor, None, whole, whole) for tensor in sent]
         held.update({tensor: [whole] for tensor in sent})
         for compute in computes:
@@ -343,6 +413,23 @@ class MeshPlanner:
         for tensor in [t for t in held if t in made and (t in later or t in self.program.outputs)]:
             self._brought(tensor, (whole,), held, steps)
         return tuple(steps)
+
+    def keeps(
+        self, steps: Sequence[Step], held: dict[Tensor, list[Spread]], elsewhere: Container[Tensor]
+    ) -> tuple[tuple[Step, ...], tuple[Keep, ...]]:  # fmt: skip
+        """How what these steps read of states comes to lie so again for the next step."""
+        whole = Spread.whole(self.mesh)
+        more: list[Step] = []
+        found: list[Keep] = []
+        read = dict.fromkeys((t, spread) for step in steps if isinstance(step, Piece)
+                             for t, spread in step.reads.items() if t in self.states)  # fmt: skip
+        for tensor, spread in read:
+            new = self.states[tensor]
+            if new in elsewhere and new not in held:
+                more.append(Exchange("send", new, None, whole, whole))
+                held[new] = [whole]
+            found.append(Keep(tensor, spread, new, self._brought(new, (spread,), held, more)))
+        return tuple(more), tuple(found)
 
     def _brought(
         self, tensor: Tensor, wants: Sequence[Spread], held: dict[Tensor, list[Spread]], steps: list[Step]

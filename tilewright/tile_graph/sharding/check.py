@@ -17,6 +17,9 @@ def check_sharded(sharded: Sharded) -> None:
     given = {*sharded.program.inputs, *sharded.program.constants}
     done: set[Compute] = set()
     sendable: set[Tensor] = set()
+    for stage in sharded.stages:
+        if stage.turns:  # on the way back a stage takes from later ones
+            sendable |= _whole(stage)
     first = 0
     for stage in sharded.stages:
         if stage.first != first:
@@ -32,6 +35,13 @@ def check_sharded(sharded: Sharded) -> None:
         raise InternalError(f"sharded: the output '{absent[0]}' is whole nowhere")
 
 
+def _whole(stage: Stage) -> set[Tensor]:
+    """What some step of a stage leaves whole on all of its ranks."""
+    pieces = {t for s in stage.steps if isinstance(s, Piece) and s.gives.is_whole for t in s.compute.outputs}
+    exchanges = [s for s in stage.steps if isinstance(s, Exchange) and s.axis is not None]
+    return pieces | {s.tensor for s in exchanges if s.after.is_whole}
+
+
 class _Stage:
     def __init__(self, stage: Stage, given: set[Tensor], sendable: set[Tensor], done: set[Compute]) -> None:
         self.stage, self.mesh, self.given, self.sendable, self.done = stage, stage.mesh, given, sendable, done
@@ -44,6 +54,9 @@ class _Stage:
                 self._exchange(step)
             else:
                 self._piece(step)
+        for keep in self.stage.keeps:
+            if (keep.following, keep.held) not in self.held:
+                raise InternalError(f"sharded: '{keep.following.name}' is kept as {keep.held}, and does not lie so")
         return {tensor for tensor, spread in self.held if spread.is_whole}
 
     def _piece(self, piece: Piece) -> None:
