@@ -44,12 +44,12 @@ class Asked:
 
 def shared_out(program: Program, asked: Asked, options: Options, ranks: int | None = None) -> Sharded:
     """A model, or one part of its batch, as it is planned, without any other rank; `ranks` is how many were started."""
+    most = options.memory if isinstance(options.memory, int) else inf
     if asked.mesh.is_auto:
         cluster = undecided(asked.cluster, ranks, lambda name: device_of(name, options))
-        most = options.memory if isinstance(options.memory, int) else inf
         return share_out_by_itself(program, cluster, asked.micro_batches, most)
     clusters, along = described(asked.mesh, asked.cluster, lambda name: device_of(name, options))
-    return share_out_in_stages(program, clusters, along, (SPLIT,), asked.micro_batches)
+    return share_out_in_stages(program, clusters, along, (SPLIT,), asked.micro_batches, most_bytes=most)
 
 
 def program_of(graph: Graph) -> Program:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -274,12 +275,13 @@ def _agreed(training: Training, asked: Asked, options: Options, ranks: Ranks | N
 def planned(training: Training, asked: Asked, options: Options) -> Sharded:
     """How a step is shared out, without any other rank."""
     clusters, along = described(asked.mesh, asked.cluster, lambda name: device_of(name, options))
-    return share_out_in_stages(training.program, clusters, along, (SPLIT,), asked.micro_batches, training)
+    most = options.memory if isinstance(options.memory, int) else inf
+    return share_out_in_stages(training.program, clusters, along, (SPLIT,), asked.micro_batches, training, most)
 
 
 def _digest(training: Training, asked: Asked, options: Options) -> bytes:
     found = blake2b(f"{VERSION}\n{asked.mesh} {asked.micro_batches}\n{options.precision}\n".encode(), digest_size=32)
     found.update(program_text(training.program).encode())
     for array in training.initial.values():
-        found.update(np.ascontiguousarray(array))
+        found.update(np.ascontiguousarray(array).tobytes())
     return found.digest()

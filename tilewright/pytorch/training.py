@@ -58,11 +58,18 @@ def _with_weights(module: torch.nn.Module, found: Exported) -> Trained:
         raise ModelError(f"{type(module).__name__} has no parameter that requires a gradient")
     graph = found.graph
     weights = {name: graph.constants[name] for name in dict.fromkeys(tied.values())}
-    values = (Value(name, dtypes.by_numpy(a.dtype), a.shape) for name, a in weights.items())
+    values = [_value(name, array) for name, array in weights.items()]
     nodes = tuple(_renamed(node, tied) for node in graph.nodes)
     left = {name: array for name, array in graph.constants.items() if name not in tied}
     made = replace(graph, inputs=(*graph.inputs, *values), nodes=nodes, constants=left)
     return Trained(made, weights, {name: named[id(held[name])] for name in weights})
+
+
+def _value(name: str, array: np.ndarray) -> Value:
+    dtype = dtypes.by_numpy(array.dtype)
+    if dtype is None:
+        raise ModelError(f"the parameter '{name}' is of a type that is not known: {array.dtype}")
+    return Value(name, dtype, array.shape)
 
 
 def _renamed(node: Node, names: Mapping[str, str]) -> Node:

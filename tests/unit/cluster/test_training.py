@@ -3,6 +3,7 @@ rank loses; and what a stage keeps while parts of a batch are under way."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from tests.fuzz.sharded import UFUNCS
 from tests.unit.cluster.test_found import cluster, program_of, weights
 from tilewright.distributed.about import Compiled
 from tilewright.distributed.training import RankedTraining, one_forward_one_back, rank_steps
+from tilewright.errors import OptionError
 from tilewright.ir.forms.compute import Program
 from tilewright.ir.forms.sharded import Sharded, from_json
 from tilewright.ir.forms.training import Training, Turn
@@ -172,6 +174,25 @@ def test_ranks_lose_what_one_loses(
         kept = [rank_program(sharded, rank).kept for rank in range(sharded.ranks)]
         mine = max(sum(np.prod([n for _, n in k.place]) for k in each) for each in kept)
         assert mine <= 1.05 * sum(array.size for array in training.initial.values()) / sharded.ranks
+
+
+def test_a_stage_fits_with_what_its_parts_under_way_need() -> None:
+    """Each weight takes four times its bytes with its gradient and moments; of two stages the first has two parts under
+    way, and what the second of them needs for its way back counts too."""
+    training = step_of(4, Adam(0.02))
+
+    def fits(most: int, parts: int) -> bool:
+        try:
+            share_out_in_stages(training.program, [cluster(tp=1)] * 2, Link("pp", 2, 1e12, 1e-9), (), parts, training, most)
+        except OptionError as error:
+            assert "no 2 stages fit: a rank may have 0.0 MiB" in str(error)
+            return False
+        return True
+
+    one, several = (bisect_left(range(1 << 16), True, key=lambda most: fits(most, parts)) for parts in (1, 4))
+    weight, rows = 4 * WIDTH * WIDTH, 4 * WIDTH * ROWS // 4
+    assert one >= 2 * 4 * weight
+    assert several >= one + rows
 
 
 def _of(training: Training, name: str) -> np.ndarray:

@@ -15,7 +15,7 @@ from tilewright.ir.forms.sharded import Keep, Sharded, Stage, Step
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.ir.forms.training import Training, Turn
 from tilewright.schedule.cluster.planner import Decided, MeshPlanner
-from tilewright.schedule.cluster.stages import StagePlan, best_stages
+from tilewright.schedule.cluster.stages import Fits, StagePlan, best_stages
 from tilewright.target import Cluster, Link
 from tilewright.tile_graph.sharding.check import check_sharded
 
@@ -36,16 +36,21 @@ def share_out(
 
 def share_out_in_stages(
     program: Program, meshes: Sequence[Cluster], along: Link | None, split: Sequence[str] = (), parts: int = 1,
-    training: Training | None = None,
+    training: Training | None = None, most_bytes: float = inf,
 ) -> Sharded:  # fmt: skip
     """The same with stages on these meshes, one behind the other, and a link between them; of a training step, where
-    the Program is one."""
+    the Program is one. A rank has at most so many bytes of weights; of a training step, with them their gradients, what
+    the optimiser keeps, and what the parts of a batch that are under way need for their way back."""
     kinds = [mesh for number, mesh in enumerate(meshes) if mesh not in meshes[:number]]
     plans = _Plans(program, kinds, along, split, training, parts)
     order = [kinds.index(mesh) for mesh in meshes]
     # what passes between stages does so while they compute: they are as even as they can be without it
     found = best_stages(len(plans.layers), sum(map(_devices, meshes)), [_devices(kind) for kind in kinds],
-                        plans.computing, _MANY, order)  # fmt: skip
+                        plans.computing, _MANY, order, plans.fits(most_bytes, len(meshes)))  # fmt: skip
+    if found is None and len(meshes) <= len(plans.layers):
+        raise OptionError(f"no {len(meshes)} stages fit: a rank may have {most_bytes / 2**20:.1f} MiB, and "
+                          f"all of the model takes {plans.taken(0, len(plans.layers), order[0], 1) / 2**20:.1f} on one "
+                          f"stage; take more ranks or give more memory")  # fmt: skip
     if found is None:
         where = f" along '{along.name}'" if along else ""
         few = f"{len(plans.layers)} sections, and {len(meshes)} stages were asked for{where}"
@@ -116,6 +121,9 @@ class _Plans:
         self.layers = _grouped(self.decided[0].seconds)  # of each the first section, and the one behind the last
         self._before = [[0.0, *accumulate(each.seconds)] for each in self.decided]
         self._bytes_before = [[0, *accumulate(_weights(each))] for each in self.decided]
+        if self.training is not None:
+            taken = [planner.taken(each) for planner, each in zip(self.planners, self.decided, strict=True)]
+            self._taken_before = [tuple([0, *accumulate(side)] for side in zip(*each, strict=True)) for each in taken]
 
     def seconds(self, first: int, last: int, mesh: int) -> float:
         """Of a stage of some layers over one of the meshes, with what it takes from the one before."""
@@ -130,6 +138,22 @@ class _Plans:
         """Of weights on a rank."""
         begin, end = self.layers[first][0], self.layers[last - 1][1]
         return self._bytes_before[mesh][end] - self._bytes_before[mesh][begin]
+
+    def taken(self, first: int, last: int, mesh: int, under_way: int) -> int:
+        """Bytes on a rank that has so many parts of a batch under way."""
+        if self.training is None:
+            return self.bytes(first, last, mesh)
+        begin, end = self.layers[first][0], self.layers[last - 1][1]
+        fixed, each = (before[end] - before[begin] for before in self._taken_before[mesh])
+        return fixed + each * under_way
+
+    def fits(self, most_bytes: float, stages: int) -> Fits | None:
+        """Whether a stage takes no more: the further from the end, the more parts are under way in it."""
+        if most_bytes == inf:
+            return None
+        return lambda first, last, mesh, number: (
+            self.taken(first, last, mesh, min(self.parts, stages - number)) <= most_bytes
+        )
 
     def fitting(self, most_bytes: float, first: int, last: int, mesh: int) -> float:
         return self.seconds(first, last, mesh) if self.bytes(first, last, mesh) <= most_bytes else inf

@@ -3,7 +3,7 @@ solved once for every spread that this tensor may come and go in, and sections p
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf, prod
@@ -229,7 +229,7 @@ class MeshPlanner:
             for n, each in enumerate(sections)
         ]  # fmt: skip
 
-    def _passing_back(self, training: Training, one: Container[Tensor], other: Sequence[Tensor]) -> Tensor | None:
+    def _passing_back(self, training: Training, one: Container[Tensor], other: Iterable[Tensor]) -> Tensor | None:
         """What a section takes from the one behind it on the way back: the gradient of what it gives that one."""
         makers = {t: c for c in self.program.computes for t in c.outputs}
         return next((t for t in other if t in one and t in makers
@@ -391,6 +391,32 @@ class MeshPlanner:
         costs = tuple(tuple(self.costs.routed(tensor, s, each) / once for each in wanted)
                       for s in spreads if s is not None)  # fmt: skip
         return Hub(maker, tuple(spreads.index(each) for each in made), tuple(found), costs)
+
+    # --- what a rank holds
+
+    def taken(self, decided: Decided) -> list[tuple[int, int]]:
+        """Of every section of a training step the bytes on a rank: what it keeps and the gradients that it adds up, and
+        what each part of a batch needs for its way back."""
+        assert self.training is not None
+        turns = self.training.turns
+        made = {t: (turns[c], decided.ways[c].strategy.gives) for c in self.program.computes for t in c.outputs}
+        found: list[tuple[int, int]] = []
+        for section in decided.sections:
+            kept: dict[tuple[Tensor, Spread], None] = {}
+            back: dict[tuple[Tensor, Spread], None] = {}
+            for compute in section.computes:
+                for tensor, needs in decided.ways[compute].strategy.needs.items():
+                    if tensor in self.kept:
+                        kept[tensor, min(needs, key=lambda spread: self.costs.bytes_of(tensor, spread))] = None
+                    elif tensor in made and turns[compute] is Turn.UPDATE and made[tensor][0] is not Turn.UPDATE:
+                        kept[tensor, made[tensor][1]] = None
+                    elif tensor in made and turns[compute] is Turn.BACKWARD and made[tensor][0] is Turn.FORWARD:
+                        back[tensor, made[tensor][1]] = None
+            found.append((self._sizes(kept), self._sizes(back)))
+        return found
+
+    def _sizes(self, held: Iterable[tuple[Tensor, Spread]]) -> int:
+        return sum(self.costs.bytes_of(tensor, spread) for tensor, spread in held)
 
     # --- steps
 

@@ -15,6 +15,9 @@ from math import inf
 Seconds = Callable[[int, int, int], float]
 """Of the layers from the first up to but not with the last on one of the meshes; infinite where they do not fit."""
 
+Fits = Callable[[int, int, int, int], bool]
+"""Whether the layers from the first up to but not with the last may be the stage of a number on one of the meshes."""
+
 _ALIKE = 1e-3  # bounds on the slowest stage that differ by less than this part of it are looked at as one
 
 
@@ -32,14 +35,14 @@ Found = tuple[float, tuple[StagePlan, ...]]
 
 def best_stages(
     layers: int, devices: int, meshes: Sequence[int], seconds: Seconds, parts: int = 1,
-    order: Sequence[int] | None = None,
+    order: Sequence[int] | None = None, fits: Fits | None = None,
 ) -> Found | None:  # fmt: skip
     """The stages that take least for a batch in so many parts, on all of the devices. `meshes` has the devices of each
-    mesh that a stage may have, and `order` the numbers of those that they have one after the other, where that is said.
-    None where there are no such stages."""
+    mesh that a stage may have, and `order` the numbers of those that they have one after the other, where that is said:
+    then `fits` may rule out layers by the number of the stage too. None where there are no such stages."""
     ends = [(i, j) for i in range(layers) for j in range(i + 1, layers + 1)]
     known = {(i, j, mesh): seconds(i, j, mesh) for i, j in ends for mesh in range(len(meshes))}
-    search = _Search(layers, devices, meshes, known, order)
+    search = _Search(layers, devices, meshes, known, order, fits)
     best = search.least_sum(inf)
     if best is None or parts == 1:
         return best
@@ -72,6 +75,7 @@ class _Search:
     meshes: Sequence[int]
     known: Mapping[tuple[int, int, int], float]
     order: Sequence[int] | None
+    fits: Fits | None
 
     def in_parts(self, found: Found, parts: int) -> Found:
         """The same stages, with what all parts of a batch take."""
@@ -90,6 +94,8 @@ class _Search:
                 for last in range(first + 1, self.layers + 1):
                     own = self.known[first, last, mesh]
                     if own > slowest or own == inf:
+                        continue
+                    if self.fits is not None and not self.fits(first, last, mesh, number):
                         continue
                     after = rest(last, left - self.meshes[mesh], number if self.order is None else number + 1)
                     if after is not None and (best is None or own + after[0] < best[0]):

@@ -43,8 +43,7 @@ class _Solver:
     def run(self) -> Reading:
         self.values.update({axis: const(0) for axis in self.domain if axis.extent == 1})
         axes = tuple(Axis(f"i{n}", extent) for n, extent in enumerate(self.shape))
-        equations = [(simplify(index), var(axis)) for index, axis in zip(self.indices, axes, strict=True)]
-        waiting: list[tuple[Expr, Expr]] = _joined(equations)
+        waiting = _joined([(simplify(index), var(axis)) for index, axis in zip(self.indices, axes, strict=True)])
         while waiting:
             # plain axes first: what they say makes the others easier
             waiting.sort(key=lambda each: len(self._unknown(each[0])))
@@ -86,7 +85,7 @@ class _Solver:
             if coefficient < 0:
                 rest, coefficient = const(0) - rest, -coefficient
             found = simplify(rest // coefficient)
-            self.conditions += [le(0, found), lt(found, axis.extent)]  # type: ignore[arg-type]
+            self.conditions += [le(0, found), lt(found, axis.extent)]
             self.values[axis] = found
             rest = simplify(rest - found * coefficient)
         self.conditions.append(eq(rest, 0))
@@ -96,13 +95,14 @@ class _Solver:
 def _are_digits(terms: Sequence[tuple[Var, int]]) -> bool:
     """Whether coefficients are such that a sum is of one choice of the axes alone, as digits are of a number."""
     for number, (_, coefficient) in enumerate(terms):
-        below = sum(c * (int(t.axis.extent) - 1) for t, c in terms[number + 1 :])  # type: ignore[arg-type]
+        extents = [(int(t.axis.extent), c) for t, c in terms[number + 1 :]]  # type: ignore[arg-type]
+        below = sum(c * (extent - 1) for extent, c in extents)
         if coefficient <= below or (coefficient < 0 and len(terms) > 1):
             return False
     return True
 
 
-def _joined(equations: list[tuple[Expr, Expr]]) -> list[tuple[Expr, Expr]]:
+def _joined(equations: Sequence[tuple[Expr, Expr]]) -> list[tuple[Expr, Expr]]:
     """Quotients and remainders of one value are this value."""
     found = list(equations)
     while True:
