@@ -182,8 +182,9 @@ def test_a_stage_fits_with_what_its_parts_under_way_need() -> None:
     training = step_of(4, Adam(0.02))
 
     def fits(most: int, parts: int) -> bool:
+        along = Link("pp", 2, 1e12, 1e-9)
         try:
-            share_out_in_stages(training.program, [cluster(tp=1)] * 2, Link("pp", 2, 1e12, 1e-9), (), parts, training, most)
+            share_out_in_stages(training.program, [cluster(tp=1)] * 2, along, (), parts, training, most)
         except OptionError as error:
             assert "no 2 stages fit: a rank may have 0.0 MiB" in str(error)
             return False
