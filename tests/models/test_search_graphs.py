@@ -8,7 +8,7 @@ import pytest
 from onnx import ModelProto, TensorProto
 
 from tests.cpu_stages import Lowered, Step, error, evaluated, model_of, random_inputs
-from tests.gpu_stages import no_plan_fails
+from tests.gpu_stages import no_plan_fails, on_loops
 from tilewright.compiler.pipeline import Artifact, build
 from tilewright.frontend.onnx.model import load
 from tilewright.options import Options
@@ -180,14 +180,17 @@ QUICK = ("largest", "sums")
 
 
 @HALF
-@pytest.mark.parametrize("target", CPUS)
+@pytest.mark.parametrize("target", [*CPUS, "h200"])
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in SMALL])
 def test_answers(name: str, target: str, half: bool) -> None:
     model = SMALL[name](half)
     found = planned(model, target, "loops")
     assert found.program is not None and found.plan is not None and found.loops is not None
     given = random_inputs(found.program)
-    made = Lowered(found.program, found.plan, found.loops, found.target).on_loops(given)
+    if target == "h200":
+        made = on_loops(found, given)
+    else:
+        made = Lowered(found.program, found.plan, found.loops, found.target).on_loops(given)
     said = planned(model, target, "program").program
     assert said is not None
     wanted = evaluated(said, given, wide=True)
