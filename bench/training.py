@@ -23,7 +23,7 @@ import tilewright.training as training
 _STEPS, _BATCH, _TOKENS, _WORDS = 10, 8, 16, 64
 # mesh, parts of the batch
 _WAYS = {"one": ("", 1), "tensor": ("tp=2", 1), "data": ("dp=2", 1), "pipeline": ("pp=2", 4)}
-_OPTIMISERS = {"sgd": training.SGD(0.1, 0.9), "adam": training.Adam(1e-2)}
+_OPTIMISERS: dict[str, training.SGD | training.Adam] = {"sgd": training.SGD(0.1, 0.9), "adam": training.Adam(1e-2)}
 _LIMIT = 3600.0  # seconds that both ranks may take to compile and train
 
 
