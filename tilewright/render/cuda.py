@@ -37,6 +37,7 @@ from tilewright.ir.forms.loops import (
     statements,
     stmt_exprs,
 )
+from tilewright.render.c_bytes import rounded
 from tilewright.render.clike import (
     COMMON_SPELLINGS,
     PRIMARY,
@@ -154,6 +155,9 @@ class CudaPrinter(ExprPrinter):
         return f"{name}.at({', '.join(self.text(i) for i in operand.origin)})"
 
     def _operation(self, node: Op, args: list[tuple[str, int]]) -> tuple[str, int]:
+        small = rounded(node)
+        if small is not None:
+            return f"tw::rounded_byte<{self.c_type(node.dtype)}>({self.text(small.value)}, {small.added})", PRIMARY
         if node.op.name != "select" or node.dtype.name not in CUDA.computes_as or _may_be_outside(node):
             return super()._operation(node, args)
         # conversions are assembly, which the compiler would branch around

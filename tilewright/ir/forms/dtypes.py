@@ -103,6 +103,11 @@ def widens(narrow: DType, wide: DType) -> bool:
     return narrow.bits < wide.bits or (narrow is tf32 and wide is float32)
 
 
+def is_multiplied_narrow(dtype: DType) -> bool:
+    """Whether products of such elements are summed in a wider type, as tensor cores do it."""
+    return dtype is int8 or widens(dtype, float32)
+
+
 def accumulator(dtype: DType) -> DType:
     """The type sums of `dtype` are kept in: at least float32, so that a long reduction stays accurate."""
     if dtype in (float16, bfloat16, tf32):

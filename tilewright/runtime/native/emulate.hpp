@@ -474,6 +474,15 @@ TW_FN void ldmatrix(const emulate::RegisterPlace<T>& to, const emulate::Place<T>
   }
 }
 
+TW_FN void unpack8(const emulate::RegisterPlace<half>& to, const emulate::RegisterPlace<unsigned char>& from, int shift,
+                   int mask, float zero, float scale) {
+  const long long source = from.first(8), target = to.first(8);
+  for (int k = 0; k < 8 && source >= 0 && target >= 0; ++k) {
+    const int code = static_cast<int>(from.element(source, k).read()) >> shift & mask;
+    to.element(target, k).write(half((static_cast<float>(code) - zero) * scale));
+  }
+}
+
 template <class C, class A> TW_FN void mma_float16(const C& c, const A& a, const A& b, int line = __builtin_LINE()) {
   emulate::mma<16>(c, a, b, line);
 }

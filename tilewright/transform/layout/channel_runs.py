@@ -111,7 +111,7 @@ def _is_narrow(compute: Reduce) -> bool:
     if compute.monoid.operator != "add" or len(compute.elements) != 1:
         return False
     parts = factors(compute.elements[0], compute.axes, compute.reduce_axes)
-    narrow = [any(dtypes.widens(n.dtype, dtypes.float32) for n in loads(f.value)) for f in parts]
+    narrow = [any(dtypes.is_multiplied_narrow(n.dtype) for n in loads(f.value)) for f in parts]
     return len(parts) == 2 and all(narrow)
 
 

@@ -95,7 +95,7 @@ def _grouped(compute: Compute, program: Program) -> _Grouped | None:
     operands = contracted(compute)
     if operands is None or not isinstance(compute, Reduce) or len(compute.outputs) != 1:
         return None
-    if not all(dtypes.widens(n.dtype, dtypes.float32) for n in operands):
+    if not all(dtypes.is_multiplied_narrow(n.dtype) for n in operands):
         return None
     if len(factors(compute.elements[0], compute.axes, compute.reduce_axes)) != 2:
         return None

@@ -40,6 +40,7 @@ from tilewright.tile_graph.plan.form import COPIED, Barrier, Bind, Hold, Leaf, T
 LEAST_ROWS = 8  # rows and columns, and _LEAST_SUMMED steps of the sum, below which fragments are mostly empty
 _LEAST_SUMMED = 16
 _LEAST_ANEW, _ANEW_OF_ROOT = 64, 5.0  # elements at least, and times the root of a sum's length
+_MOST_STORED = 8  # columns of a packet on its way out
 _COMPUTED_BESIDE = 4  # elements whose computation takes as many registers as a copy
 _ROOM = 32 << 10  # bytes that what a block holds is counted in: ways beside tiles that hold about as much are the same
 _EVEN = 8  # sides of images that are multiples of it are cut by powers of two
@@ -122,10 +123,11 @@ def may_turn(read: Load) -> bool:
 
 def stored_at_once(nest: Nest, leaf: Leaf, context: NestContext) -> int:
     """Columns of a result that make a packet of 16 bytes, where they lie beside each other in memory and the result is
-    of 16 bits or its epilogue reads something else: lanes of a fragment would store or read pieces of lines."""
+    of 16 bits or fewer or its epilogue reads something else: lanes of a fragment would store or read pieces of lines.
+    Of bytes half a packet: threads whose sums lie 64 bytes apart would meet in the banks."""
     last = sides_of_leaf(nest, leaf).columns.axes[-1]
     widest = max(t.dtype.bytes for t in nest.stores)
-    size = ROW_BYTES // widest
+    size = min(ROW_BYTES // widest, _MOST_STORED)
     own = set(nest.accumulated)
     beside = [x for x in loads(*nest.values) if x.source not in own]
     if widest > 4 or (widest == 4 and not beside) or extent_of(last.extent) % size:
