@@ -1,9 +1,8 @@
 """Quantised models and products with weights of few bits on this machine's GPU, beside our own float16.
 
-A model of the zoo is quantised here: QuantizeLinear and DequantizeLinear around the operands of contractions (and
+A model of the zoo is quantised here: QuantizeLinear and DequantizeLinear around operands that meet weights (and
 around what is added and pooled in networks of convolutions), weights in int8 with a scale a channel, activations in
-uint8 by the ranges that the example gives them in float32. Products read weights from device memory: sets of them go
-round that do not fit the L2 cache together.
+uint8 by the ranges that the example gives them in float32. Products have weights that do not fit the L2 cache together.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ MODELS = (("resnet50", 1), ("resnet50", 256), ("bert_384", 1))
 # rows, summed, columns of products whose weights have 4 and 8 bits, in blocks of so many
 PRODUCTS = ((1, 4096, 11008), (16, 4096, 11008))
 BLOCK = 32
-BEYOND_L2 = 512 << 20
+BEYOND_L2 = 128 << 20  # bytes of the weights of several products, one after the other
 _CONTRACTIONS = ("Conv", "Gemm", "MatMul")
 _BESIDE_CONVOLUTIONS = ("Add", "MaxPool")
 
@@ -76,13 +75,14 @@ def model_row(name: str, batch: int, timed: Timed) -> Row:
 
     from bench import zoo
 
-    module, inputs = zoo.build(name, "full", batch)
+    module, inputs = zoo.build(name, "full")
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "model.onnx"
         zoo.export_module(module, inputs, path)
         plain = onnx.load(str(path))
-    small = {k: a[:1] for k, a in inputs.items()} if batch > 1 else inputs
-    ranges = ranges_of(at_batch(plain, 1) if batch > 1 else plain, small)
+    ranges = ranges_of(plain, inputs)
+    if batch > 1:
+        plain, inputs = at_batch(plain, batch), {k: np.repeat(a, batch, axis=0) for k, a in inputs.items()}
     models = [tilewright.compile(quantised(plain, ranges), target="cuda", precision="float16"),
               tilewright.compile(plain, target="cuda", precision="float16")]  # fmt: skip
     times, results = [], []
@@ -110,12 +110,13 @@ def at_batch(model: Any, batch: int) -> Any:
 
 
 def quantised_operands(graph: Any) -> list[str]:
-    """Tensors that are computed, or given, and multiplied; in networks of convolutions what is added and pooled too."""
+    """Tensors that are computed, or given, and multiplied with weights; in networks of convolutions what is added and
+    pooled too."""
     constants = {w.name for w in graph.initializer} | {n.output[0] for n in graph.node if n.op_type == "Constant"}
     taken = _taken(graph)
     found: dict[str, None] = {}
     for node in graph.node:
-        if node.op_type in taken:
+        if node.op_type in taken and (node.op_type not in _CONTRACTIONS or constants.intersection(node.input[:2])):
             found.update((name, None) for name in node.input[:2] if name not in constants)
     return list(found)
 
@@ -176,7 +177,8 @@ def quantised(model: Any, ranges: Mapping[str, tuple[float, float]]) -> Any:
         return f"{name}_d"
 
     for node in list(graph.node):
-        for place, name in enumerate(list(node.input[:2]) if node.op_type in taken else ()):
+        meets = node.op_type in _BESIDE_CONVOLUTIONS or any(name in weights for name in node.input[:2])
+        for place, name in enumerate(list(node.input[:2]) if node.op_type in taken and meets else ()):
             if name in operands:
                 ready[name] = ready[name] if name in ready else activation(name)
             elif name in weights and node.op_type in _CONTRACTIONS and weights[name].ndim > 1:
@@ -197,62 +199,59 @@ def quantised(model: Any, ranges: Mapping[str, tuple[float, float]]) -> Any:
 
 
 def product_row(m: int, k: int, n: int, bits: int, timed: Timed) -> Row:
-    """Several models with weights of their own in turn, so that no cache has them."""
+    """Of several products with weights of their own in one model, so that no cache has them."""
     import torch
 
     rng = np.random.default_rng(0)
-    times, results, last = [], [], None
+    times, results, models, counts = [], [], [], []
     x = torch.from_numpy(rng.standard_normal((m, k)).astype(np.float16)).cuda()
-    codes, scales = codes_of(rng, k, n, bits)
-    for packed in (True, False):
-        size = k * n * bits // 8 if packed else 2 * k * n
-        model = packed_model(m, k, n, bits, codes, scales) if packed else plain_model(m, k, n, bits, codes, scales)
-        sets = BEYOND_L2 // size + 1
-        models = [tilewright.compile(model, target="cuda") for _ in range(sets)]
-        outputs = [torch.empty((m, n), dtype=torch.float16, device="cuda") for _ in models]
-        models[0].run_into([x], [outputs[0]])
+    for own in (bits, 16):
+        count = BEYOND_L2 // (k * n * own // 8) + 1
+        weights = [codes_of(np.random.default_rng(i), k, n, bits) for i in range(count)]
+        made = products_model(m, k, n, own, weights, bits)
+        models.append(tilewright.compile(made, target="cuda", merging="off"))
+        outputs = [torch.empty((m, n), dtype=torch.float16, device="cuda") for _ in range(count)]
+        models[-1].run_into([x], outputs)
         torch.cuda.synchronize()
         results.append(outputs[0].clone())
-        times.append(timed(lambda i, a=models, o=outputs: a[i % len(a)].run_into([x], [o[i % len(a)]]), sets))  # type: ignore[misc]
-        last = last or models[0]
-        del models
-    assert last is not None
+        times.append(timed(lambda _, a=models[-1], o=outputs: a.run_into([x], o), 5) / count)  # type: ignore[misc]
+        counts.append(count)
     name = f"{bits} bits, {m} x {k} x {n}"
-    return Row(name, times[0], times[1], relative(*results), predicted(last), kernels(last))
+    about = predicted(models[0]) / counts[0], kernels(models[0]) // counts[0]
+    return Row(name, times[0], times[1], relative(*results), *about)
 
 
-def codes_of(rng: np.random.Generator, k: int, n: int, bits: int) -> tuple[np.ndarray, np.ndarray]:
+Codes = tuple[np.ndarray, np.ndarray]
+
+
+def codes_of(rng: np.random.Generator, k: int, n: int, bits: int) -> Codes:
     """Codes by column and place, and a scale a block of them."""
-    codes = rng.integers(0, 1 << bits, (n, k)).astype(np.uint8)
+    codes = rng.integers(0, 1 << bits, (n, k), dtype=np.uint8)
     return codes, ((0.5 + rng.random((n, k // BLOCK))) / (1 << bits) / np.sqrt(k)).astype(np.float16)
 
 
-def packed_model(m: int, k: int, n: int, bits: int, codes: np.ndarray, scales: np.ndarray) -> Any:
+def products_model(m: int, k: int, n: int, own: int, weights: Sequence[Codes], bits: int) -> Any:
+    """One operand by several weights: in so many bits of their own, or as the 16-bit numbers that they stand for."""
     from onnx import TensorProto, helper, numpy_helper
 
-    pairs = codes[:, ::2] | codes[:, 1::2] << 4 if bits == 4 else codes
-    known = {"w": pairs.reshape(n, k // BLOCK, -1), "s": scales.reshape(-1)}
-    node = helper.make_node("MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", K=k, N=n, bits=bits,
-                            block_size=BLOCK)  # fmt: skip
-    return of_one_node(node, m, k, n, {name: numpy_helper.from_array(a, name) for name, a in known.items()},
-                       helper.make_opsetid("com.microsoft", 1), TensorProto.FLOAT16)  # fmt: skip
-
-
-def plain_model(m: int, k: int, n: int, bits: int, codes: np.ndarray, scales: np.ndarray) -> Any:
-    from onnx import TensorProto, helper, numpy_helper
-
-    wide = (codes.astype(np.float32) - (1 << (bits - 1))) * np.repeat(scales.astype(np.float32), BLOCK, axis=1)
-    weights = numpy_helper.from_array(np.ascontiguousarray(wide.T.astype(np.float16)), "w")
-    return of_one_node(helper.make_node("MatMul", ["x", "w"], ["y"]), m, k, n, {"w": weights},
-                       helper.make_opsetid("com.microsoft", 1), TensorProto.FLOAT16)  # fmt: skip
-
-
-def of_one_node(node: Any, m: int, k: int, n: int, known: Mapping[str, Any], other: Any, kind: int) -> Any:
-    from onnx import helper
-
-    given, result = (helper.make_tensor_value_info(name, kind, shape) for name, shape in (("x", (m, k)), ("y", (m, n))))
-    graph = helper.make_graph([node], "product", [given], [result], list(known.values()))
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21), other], ir_version=10)
+    nodes, known = [], {}
+    for number, (codes, scales) in enumerate(weights):
+        weight, scale, result = f"w{number}", f"s{number}", f"y{number}"
+        if own == 16:
+            wide = (codes.astype(np.float32) - (1 << (bits - 1))) * np.repeat(scales.astype(np.float32), BLOCK, axis=1)
+            known[weight] = np.ascontiguousarray(wide.T.astype(np.float16))
+            nodes.append(helper.make_node("MatMul", ["x", weight], [result]))
+            continue
+        pairs = codes[:, ::2] | codes[:, 1::2] << 4 if bits == 4 else codes
+        known |= {weight: pairs.reshape(n, k // BLOCK, -1), scale: scales.reshape(-1)}
+        nodes.append(helper.make_node("MatMulNBits", ["x", weight, scale], [result], domain="com.microsoft", K=k, N=n,
+                                      bits=bits, block_size=BLOCK))  # fmt: skip
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT16, (m, k))
+    ends = [helper.make_tensor_value_info(f"y{i}", TensorProto.FLOAT16, (m, n)) for i in range(len(weights))]
+    initial = [numpy_helper.from_array(a, name) for name, a in known.items()]
+    graph = helper.make_graph(nodes, "products", [given], ends, initial)
+    sets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=sets, ir_version=10)
 
 
 # ---- pieces

@@ -52,6 +52,15 @@ def _issue_or_zero_meaning(span: int, context: InstructionContext) -> None:
         context.issue(0, context.read_where(1, (k,), context.scalars[0]), (k,))
 
 
+def _unpack_meaning(context: InstructionContext) -> None:
+    """half((float((byte >> shift) & mask) - zero) · scale) of neighbours."""
+    shift, mask, zero, scale = context.scalars
+    for k in range(8):
+        code = context.read(1, (k,)).astype(np.int32) >> shift & mask
+        value = (code.astype(np.float32) - np.float32(zero)) * np.asarray(scale, np.float32)
+        context.write(0, value.astype(np.float16), (k,))
+
+
 def _commit_meaning(context: InstructionContext) -> None:
     context.commit()
 
@@ -126,6 +135,9 @@ _ROWS = (
     *(_copy(span) for span in (2, 4, 8, 16)),
     *(_copy_async(span) for span in (1, 2, 4, 8, 16)),
     *(_copy_async_or_zero(span) for span in (4, 8, 16)),
+    Intrinsic("unpack8", "thread", (OperandRule(_REGISTER, 8, written=True), OperandRule(_REGISTER, 8)), 4,
+              {"cuda": "tw::unpack8({place0}, {place1}, {scalar0}, {scalar1}, {scalar2}, {scalar3});"},
+              _unpack_meaning),
     Intrinsic(PREFETCH, "thread", (OperandRule(frozenset({Memory.GLOBAL})),), 0, {"cuda": "tw::prefetch({place0});"},
               INSTRUCTIONS[PREFETCH]),
     _order("commit", 0, "tw::commit();", _commit_meaning),

@@ -217,9 +217,12 @@ class Builder:
         self.emit(compute)
         return compute.output
 
-    def widened_map(self, x: Tensor, hint: str, element: Callable[..., Expr]) -> Tensor:
-        """`map` over the elements of `x`; of constant bytes it is left for later: contractions may want the bytes."""
-        compute = self.map_compute(hint, dims(x), element)
+    def widened_map(
+        self, x: Tensor, hint: str, element: Callable[..., Expr], shape: Sequence[int] | None = None
+    ) -> Tensor:
+        """`map` over the elements of `x`, or over a shape that they are unpacked to; of constant bytes it is left for
+        later: contractions may want the bytes."""
+        compute = self.map_compute(hint, dims(x) if shape is None else shape, element)
         if x.rank > 1 and x.dtype in (dtypes.int8, dtypes.uint8) and x in self.constants:
             self.computes.append(compute)
         else:

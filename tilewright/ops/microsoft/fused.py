@@ -174,10 +174,11 @@ def matmul_n_bits(
         return value * cast(load(factors, (row, k // block)), wide)
 
     expect(b, "bias", bias, (columns,))
-    matrix = b.map("weights", (columns, depth), weight)
+    shape = (columns, depth)
+    matrix = b.widened_map(codes, "weights", lambda row, k: cast(weight(row, k), x.dtype), shape)
 
     def element(i: tuple[Expr, ...], r: tuple[Expr, ...]) -> Expr:
-        return cast(load(x, (*i[:-1], r[0])), wide) * load(matrix, (i[-1], r[0]))
+        return cast(load(x, (*i[:-1], r[0])), wide) * cast(load(matrix, (i[-1], r[0])), wide)
 
     total = b.reduce("product", (*dims(x)[:-1], columns), (depth,), element, "add")
     if bias is None:

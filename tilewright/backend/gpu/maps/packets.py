@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tilewright.backend.gpu.maps.unpack import UNPACK, UNPACKED, unpackings
 from tilewright.intrinsics.gpu_matrix import ROW_BYTES
 from tilewright.ir.analysis.simplify import linear, simplify
 from tilewright.ir.forms.dtypes import DType
@@ -20,24 +21,32 @@ from tilewright.ir.forms.expr import (
     substitute,
     var,
 )
-from tilewright.ir.forms.loops import Buffer, For, ForKind, Memory, Stmt, Store
+from tilewright.ir.forms.loops import Buffer, For, ForKind, Instruction, Memory, Operand, Stmt, Store
 from tilewright.lower.register_block import Names
 from tilewright.tile_graph.algebra.propagate import extent_of
 
 
 def in_registers(names: Names, value: Expr, lane: Axis) -> tuple[Expr, list[Stmt], list[Buffer]]:
-    """What a value reads beside each other along `lane`, fetched in whole packets first."""
+    """What a value reads beside each other along `lane`, fetched in whole packets first; weights are unpacked there."""
     fetched: list[Stmt] = []
     kept: list[Buffer] = []
-    now: dict[Expr, Expr] = {}
+    buffers: dict[Expr, Buffer] = {}
     for node in certain_loads(value):
         if node.source.memory is Memory.REGISTER or not in_line(node, lane):
             continue
-        buffer = packets_of(names.fresh("beside"), lane, node.dtype)
+        buffer = buffers[node] = packets_of(names.fresh("beside"), lane, node.dtype)
         kept.append(buffer)
         fetched.extend(in_packets(node.source, node.indices, buffer, lane, is_load=True))
-        now[node] = load(buffer, packet_place(buffer, lane))
-    return replace_nodes(value, now), fetched, kept
+    unpacked: dict[Expr, Buffer] = {}
+    for found in unpackings(value, lane) if lane.extent == UNPACKED else ():
+        if found.byte in buffers:
+            halves = unpacked[found.whole] = packets_of(names.fresh("unpacked"), lane, found.whole.dtype)
+            kept.append(halves)
+            ends = tuple(Operand(b, (const(0), const(0))) for b in (halves, buffers[found.byte]))
+            fetched.append(Instruction(UNPACK, ends, found.scalars))
+    for made in (unpacked, buffers):  # what is unpacked contains what is read
+        value = replace_nodes(value, {n: load(b, packet_place(b, lane)) for n, b in made.items()})
+    return value, fetched, kept
 
 
 def packet_width(lanes: int, dtype: DType) -> int:

@@ -26,7 +26,7 @@ from tilewright.backend.gpu.threads.nest import WARP
 from tilewright.backend.gpu.threads.window_plan import is_window, with_window
 from tilewright.backend.protocol import Choice
 from tilewright.ir.analysis.products import Factor, factors
-from tilewright.ir.forms.expr import Axis, Load, loads, var
+from tilewright.ir.forms.expr import Axis, Load, axes_of, loads, var
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.tile_graph.algebra.context import NestContext, is_contraction, offset_of, stride
 from tilewright.tile_graph.algebra.nest import Nest
@@ -158,8 +158,11 @@ def thread_order(nest: Nest, context: NestContext) -> list[Axis]:
 
 
 def _reduction_order(nest: Nest, context: NestContext, free: frozenset[Tensor] = frozenset()) -> list[Axis]:
-    """The axis whose neighbours lie closest in storage innermost; what is `free` to lie otherwise follows the rest."""
+    """The axis whose neighbours lie closest in storage innermost; what is `free` to lie otherwise follows the rest, and
+    what some axes do not move, as scales of blocks, follows what all of them move."""
     bound = [n for n in loads(*nest.elements) if n.source not in free] or loads(*nest.elements)
+    moved = [sum(a in axes_of(*n.indices) for a in nest.reduce_axes) for n in bound]
+    bound = [n for n, count in zip(bound, moved, strict=True) if count == max(moved)]
 
     def distance(axis: Axis) -> float:
         steps = [stride(n, axis, context) for n in bound]

@@ -1,0 +1,135 @@
+"""Weights of 4 and 8 bits on a GPU: packed in memory, unpacked on the way to the multiply, with the same results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from tests.gpu_launch import source_of
+from tests.gpu_stages import on_emulator, on_loops, random_inputs
+from tilewright.compiler.pipeline import Artifact, build
+from tilewright.frontend.onnx.model import load
+from tilewright.ir.forms.loops import Instruction, statements
+from tilewright.ir.meaning.interpret import evaluate
+from tilewright.options import Options
+from tilewright.runtime import nvrtc
+from tilewright.target import machine
+
+HALF = TensorProto.FLOAT16
+_RNG = np.random.default_rng(2)
+
+
+def model(node: object, rows: tuple[int, ...], depth: int, columns: int, known: Mapping[str, np.ndarray]) -> ModelProto:
+    nodes = node if isinstance(node, list) else [node]
+    given = helper.make_tensor_value_info("x", HALF, [*rows, depth])
+    result = helper.make_tensor_value_info("y", HALF, [*rows, columns])
+    initial = [numpy_helper.from_array(a, n) for n, a in known.items()]
+    graph = helper.make_graph(nodes, "packed", [given], [result], initial)
+    sets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=sets, ir_version=10)
+
+
+def scales(*shape: int) -> np.ndarray:
+    return (0.01 + _RNG.random(shape) / 40).astype(np.float16)
+
+
+def blocked(rows: tuple[int, ...], depth: int, columns: int, bits: int, block: int, zeros: bool = False) -> ModelProto:
+    blocks = depth // block
+    known = {"w": _RNG.integers(0, 256, (columns, blocks, block * bits // 8)).astype(np.uint8),
+             "s": scales(columns * blocks)}  # fmt: skip
+    if zeros:
+        known["z"] = _RNG.integers(0, 256, columns * -(-blocks * bits // 8)).astype(np.uint8)
+    node = helper.make_node("MatMulNBits", ["x", *known], ["y"], domain="com.microsoft", K=depth, N=columns, bits=bits,
+                            block_size=block)  # fmt: skip
+    return model(node, rows, depth, columns, known)
+
+
+def by_channel(rows: int, depth: int, columns: int) -> ModelProto:
+    """Signed bytes, multiplied out in front of a plain product."""
+    known = {"w": _RNG.integers(-128, 128, (depth, columns)).astype(np.int8), "s": scales(columns)}
+    nodes = [helper.make_node("DequantizeLinear", ["w", "s"], ["v"], axis=1),
+             helper.make_node("MatMul", ["x", "v"], ["y"])]  # fmt: skip
+    return model(nodes, (rows,), depth, columns, known)
+
+
+# a model, and bytes of its weights' codes
+CASES: Mapping[str, tuple[ModelProto, int]] = {
+    "one_row": (blocked((1,), 256, 48, 4, 32), 256 * 48 // 2),
+    "zeros": (blocked((1, 1), 256, 41, 4, 64, zeros=True), 256 * 41 // 2),
+    "bytes": (blocked((1,), 256, 40, 8, 32), 256 * 40),
+    "bytes_and_zeros": (blocked((1,), 512, 40, 8, 16, zeros=True), 512 * 40),
+    "by_channel": (by_channel(1, 512, 56), 512 * 56),
+}
+ROWS = {"rows": blocked((16,), 128, 64, 4, 32, zeros=True), "rows_by_channel": by_channel(12, 96, 56)}
+
+
+@cache
+def compiled(name: str) -> Artifact:
+    options = Options(target="cuda-emulated", stop_after="loops")
+    return build(load(model_of(name), {}), machine("cuda-emulated"), options)
+
+
+def model_of(name: str) -> ModelProto:
+    return ROWS[name] if name in ROWS else CASES[name][0]
+
+
+def assert_meant(name: str, found: np.ndarray) -> None:
+    """Against the model as it says, every weight written out: sums are taken in another order."""
+    options = Options(target="cuda-emulated", stop_after="program")
+    plain = build(load(model_of(name), {}), machine("cuda-emulated"), options).program
+    assert plain is not None
+    expected = np.asarray(evaluate(plain, random_inputs(compiled(name)))[plain.outputs[0].name]).astype(np.float32)
+    np.testing.assert_allclose(found.astype(np.float32), expected, rtol=0, atol=2e-3 * float(np.abs(expected).max()))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_packed_weights_mean_the_product(name: str) -> None:
+    artifact = compiled(name)
+    assert artifact.program is not None and artifact.loops is not None
+    sizes = {t.name: a.nbytes for t, a in artifact.program.constants.items()}
+    codes = CASES[name][1]
+    assert codes in sizes.values() and sum(sizes.values()) <= 1.6 * codes, sizes
+    assert any(isinstance(s, Instruction) and s.name == "unpack8" for s in statements(artifact.loops.kernels[0].body))
+    (found,) = on_loops(artifact, random_inputs(artifact)).values()
+    assert_meant(name, found)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_more_rows_read_weights_written_out(name: str) -> None:
+    """Tensor cores read 16-bit weights as they lie, which is faster than to unpack them for every block of rows."""
+    artifact = compiled(name)
+    assert artifact.program is not None and artifact.plan is not None
+    assert {a.dtype for a in artifact.program.constants.values()} == {np.dtype(np.float16)}
+    assert [leaf.instruction for k in artifact.plan.kernels for leaf in k.leaves] == ["mma_float16"]
+    (found,) = on_loops(artifact, random_inputs(artifact)).values()
+    assert_meant(name, found)
+
+
+def emulated(name: str, cache_dir: Path) -> None:
+    options = Options(target="cuda-emulated", cache_dir=cache_dir)
+    artifact = build(load(CASES[name][0], {}), machine("cuda-emulated"), options)
+    (found,) = on_emulator(artifact, random_inputs(artifact)).values()
+    assert_meant(name, found)
+
+
+def test_the_assembler_takes_them_without_spills() -> None:
+    for name, arch in (("one_row", "sm_80"), ("bytes", "sm_90a")):
+        loops = compiled(name).loops
+        assert loops is not None
+        (resources,) = nvrtc.compile_to_cubin(source_of(loops.kernels[0]), arch).resources.values()
+        assert resources.spill_bytes == resources.stack_bytes == 0
+
+
+def test_emulated_kernels_unpack_weights(kernel_cache: Path) -> None:
+    emulated("one_row", kernel_cache)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in CASES if n != "one_row"])
+def test_emulated_kernels_unpack_weights_of_all_kinds(name: str, kernel_cache: Path) -> None:
+    emulated(name, kernel_cache)

@@ -1,0 +1,53 @@
+"""Finds weights that are unpacked from bytes along a packet, for the instruction that does eight of them at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.ir.forms import dtypes
+from tilewright.ir.forms.expr import Axis, Const, Expr, Load, axes_of, const, is_op, walk
+
+UNPACK, UNPACKED = "unpack8", 8  # the instruction, and elements that it takes
+_LARGEST_ZERO = 512
+
+
+@dataclass(frozen=True)
+class Unpacking:
+    """half((float((byte >> shift) & mask) - zero) · scale) at neighbours along an axis."""
+
+    whole: Expr
+    byte: Load
+    scalars: tuple[Expr, Expr, Expr, Expr]  # shift, mask, zero, scale
+
+
+def unpackings(value: Expr, lane: Axis) -> list[Unpacking]:
+    """What of a value the instruction computes along an axis, to the same bits."""
+    return [found for node in walk(value) if (found := _unpacking(node, lane)) is not None]
+
+
+def _unpacking(node: Expr, lane: Axis) -> Unpacking | None:
+    if not is_op(node, "cast") or node.dtype is not dtypes.float16 or not is_op(node.args[0], "mul"):
+        return None
+    whole, scale = node.args[0].args
+    zero: Expr = const(0.0, dtypes.float32)
+    if is_op(whole, "sub"):
+        whole, zero = whole.args
+    if not is_op(whole, "cast") or whole.dtype is not dtypes.float32 or lane in axes_of(zero, scale):
+        return None
+    # scales are multiplied as halves, and zero points taken off exactly
+    if not is_op(scale, "cast") or scale.args[0].dtype is not dtypes.float16 or not _is_small_integer(zero):
+        return None
+    code, shift, mask = whole.args[0], const(0, dtypes.int32), const(255, dtypes.int32)
+    if is_op(code, "bitand") and isinstance(code.args[1], Const) and is_op(code.args[0], "shr"):
+        mask = code.args[1]
+        code, shift = code.args[0].args
+    byte = code.args[0] if is_op(code, "cast") and code.dtype is dtypes.int32 else code
+    if not isinstance(byte, Load) or byte.dtype is not dtypes.uint8 or lane in axes_of(shift):
+        return None
+    return Unpacking(node, byte, (shift, mask, zero, scale))
+
+
+def _is_small_integer(zero: Expr) -> bool:
+    if isinstance(zero, Const):
+        return float(zero.value).is_integer() and abs(zero.value) <= _LARGEST_ZERO
+    return is_op(zero, "cast") and zero.args[0].dtype in (dtypes.int8, dtypes.uint8)
