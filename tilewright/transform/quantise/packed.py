@@ -139,7 +139,8 @@ class _Change:
                 return None
         if not is_op(value, "cast") or value.args[0].dtype is not dtypes.float32:
             return None
-        value, scale = value.args[0], const(1.0, dtypes.float32)
+        value = value.args[0]
+        scale: Expr = const(1.0, dtypes.float32)
         if is_op(value, "mul"):
             value, scale = sorted(value.args, key=lambda x: not _is_whole(x))
         code, zero = _less_zero(value)

@@ -37,7 +37,9 @@ def _unpacking(node: Expr, lane: Axis) -> Unpacking | None:
     # scales are multiplied as halves, and zero points taken off exactly
     if not is_op(scale, "cast") or scale.args[0].dtype is not dtypes.float16 or not _is_small_integer(zero):
         return None
-    code, shift, mask = whole.args[0], const(0, dtypes.int32), const(255, dtypes.int32)
+    code = whole.args[0]
+    shift: Expr = const(0, dtypes.int32)
+    mask: Expr = const(255, dtypes.int32)
     if is_op(code, "bitand") and isinstance(code.args[1], Const) and is_op(code.args[0], "shr"):
         mask = code.args[1]
         code, shift = code.args[0].args
