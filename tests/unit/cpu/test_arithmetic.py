@@ -12,10 +12,13 @@ import pytest
 from tests.cpu_stages import model_of
 from tilewright import Options
 from tilewright.backend.cpu.leaf.leaf_seconds import reduction_seconds
+from tilewright.backend.cpu.leaf.strides import lines_of, squares_along
 from tilewright.backend.traffic import runs_of
 from tilewright.compiler.pipeline import build
 from tilewright.frontend.onnx.model import load
+from tilewright.ir.analysis.simplify import Linear
 from tilewright.ir.forms.compute import Program, all_computes
+from tilewright.ir.forms.expr import Axis, var
 from tilewright.schedule.price import plan_context
 from tilewright.target import machine
 from tilewright.tile_graph.algebra.nest import Nest
@@ -30,6 +33,13 @@ MACHINES = ("avx2_desktop", "emerald_rapids_avx512", "neoverse_n1")
 CASES: dict[str, tuple[Step, tuple[int, ...], tuple[int, ...]]] = {
     "largest of rows": (("ReduceMax", ["x"], "y", {"axes": [1], "keepdims": 0}), (64, 640), (64,)),
     "pool": (("AveragePool", ["x"], "y", {"kernel_shape": [3, 3]}), (1, 32, 33, 33), (1, 32, 31, 31)),
+    "windows that begin anywhere": (("MaxPool", ["x"], "y", {"kernel_shape": [1, 3]}), (1, 8, 32, 34), (1, 8, 32, 32)),
+    "windows of whole vectors": (
+        ("MaxPool", ["x"], "y", {"kernel_shape": [1, 3], "dilations": [1, 16]}), (1, 8, 32, 64), (1, 8, 32, 32)
+    ),
+    "every other element": (
+        ("MaxPool", ["x"], "y", {"kernel_shape": [1, 3], "strides": [1, 2]}), (1, 8, 32, 65), (1, 8, 32, 32)
+    ),
     "largest of columns": (("ReduceMax", ["x"], "y", {"axes": [0], "keepdims": 0}), (50, 96), (96,)),
 }  # fmt: skip
 
@@ -93,3 +103,35 @@ def test_the_vectors_side_by_side_of_a_sum_leave_less_than_a_vector(length: int)
     assert made.plan is not None
     (leaf,) = made.plan.kernels[0].leaves
     assert leaf.vector == "r0" and length % dict(leaf.register)["r0"] < leaf.lanes
+
+
+def busy_of(name: str) -> float:
+    """Seconds of a core on the whole, by the fold."""
+    target = machine("emerald_rapids_avx512")
+    (run,) = runs_of(*in_one_tile(name, "emerald_rapids_avx512"), target, timed=True)
+    return float(leaf_of(run.tree).busy)
+
+
+def test_vectors_that_begin_anywhere_lie_on_two_lines() -> None:
+    target, place, tap = machine("emerald_rapids_avx512"), Axis("x", 64), Axis("tap", 3)
+    anywhere, whole_vectors = Linear({var(place): 1, var(tap): 1}, 0), Linear({var(place): 1, var(tap): 16}, 0)
+    assert lines_of(anywhere, place, 4, target) == pytest.approx(1 + 60 / 64)
+    assert lines_of(whole_vectors, place, 4, target) == 1.0
+    assert busy_of("windows that begin anywhere") > busy_of("windows of whole vectors")
+
+
+def test_every_other_element_is_two_reads_not_one_a_lane() -> None:
+    assert busy_of("every other element") < 4 * busy_of("windows of whole vectors")
+
+
+def test_results_are_transposed_along_rows_that_are_stored_side_by_side() -> None:
+    node = ("MatMul", ["x", "w"], "y", {})
+    model = model_of([node], {"x": (64, 32)}, {"y": (64, 48)}, {"w": np.ones((32, 48), np.float32)})
+    made = build(load(model), machine("emerald_rapids_avx512"), Options(stop_after="plan"))
+    assert made.program is not None and made.plan is not None
+    (nest,) = plan_nests(made.plan.kernels[0], all_computes(made.program))
+    row, column = nest.axes
+    by_rows, by_columns = Linear({var(row): 48, var(column): 1}, 0), Linear({var(row): 1, var(column): 64}, 0)
+    assert squares_along(nest, column, [row, column], [by_columns]) is row
+    assert squares_along(nest, column, [row, column], [by_rows]) is None
+    assert squares_along(nest, column, [row, column], [by_columns, by_rows]) is None

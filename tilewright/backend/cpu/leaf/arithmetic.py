@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from math import gcd
 
 import numpy as np
 
 from tilewright.backend.cpu.leaf.busy import Busy, Form, Part, Shape, blocks_of, clock_of
+from tilewright.backend.cpu.leaf.strides import lines_of, squares_along
 from tilewright.backend.cpu.leaf.window_ends import WindowEnds
 from tilewright.backend.cpu.vector.crowding import crowded_seconds
 from tilewright.ir.analysis.simplify import linear, simplify
-from tilewright.ir.forms.expr import Axis, Load, Var, axes_of, loads
+from tilewright.ir.forms.expr import Axis, Load, Var, axes_of, loads, var
 from tilewright.lower.placed import Numbers
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.context import NestContext, stride, walked_on
@@ -173,9 +175,10 @@ def _places(steps: Sequence[tuple[int, Size]]) -> Size:
     count: Size = 1
     reach: Size = 1
     every: Size = 1
+    unit = max(1, gcd(*(step for step, _ in steps)))
     for step, size in steps:
-        more = step * (size - 1)
-        count = chosen(step <= reach, least(count + more, reach + more), count * size)
+        more = step // unit * (size - 1)
+        count = chosen(step // unit <= reach, least(count + more, reach + more), count * size)
         reach, every = reach + more, every * size
     return count / every
 
@@ -196,9 +199,17 @@ def arithmetic_of(
             return None
         return stride(node, vector, context)
 
-    stored: list[int | None] = [1] * len(nest.stores)
-    form = Form(nest, vector, lanes, run, tuple(blocked), frozenset(unrolled), 1, row_lanes, None, along, stored,
-                lambda reads: crowded_seconds(nest, reads, context.target, context.offset))  # fmt: skip
+    def lines(node: Load) -> float:
+        if vector is None or node.source in nest.accumulated or context.packable(node.source):
+            return 1.0
+        offset = context.offset(node.source, node.indices)
+        return lines_of(offset, vector, node.source.dtype.bytes, context.target)
+
+    places = [context.offset(t, nest.place) for t in nest.stores]
+    stored = [1 if vector is None else p.terms.get(var(vector), 0) for p in places]
+    squares = squares_along(nest, vector, blocked, places)
+    form = Form(nest, vector, lanes, run, tuple(blocked), frozenset(unrolled), 1, row_lanes, None, along, lines, stored,
+                squares, lambda reads: crowded_seconds(nest, reads, context.target, context.offset))  # fmt: skip
     return Arithmetic(form, context.target, around, tuple(reduction))
 
 

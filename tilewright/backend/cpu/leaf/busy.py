@@ -34,6 +34,7 @@ _LOADED = 6.0  # cycles from a read of the nearest cache to its use
 _FORESEEN = 32.0  # turns of a loop whose end the processor foresees
 _MISSED = 16.0  # cycles where it does not
 _BLOCK = 14.0  # cycles to start and end a block's loop over a sum: addresses, the first loads, the last adds
+EVERY_OTHER = 3.0  # reads for a wide vector whose lanes are two elements apart: two, and a shuffle
 _WIDE = 8  # lanes of the vectors that have masked moves: a part of one is transposed as well as the whole
 _RESUMED = 180.0  # cycles to resume a block of a contraction in another pass: its rows and its panel are cold again
 
@@ -117,7 +118,9 @@ class Form:
     row_lanes: int  # steps whose broadcast operand is read as one vector
     transposed: Axis | None
     stride: Callable[[Load], int | None]  # elements between neighbours along the vector; None: not one number
-    stored: Sequence[int | None]  # the same of every place that results are stored in
+    lines: Callable[[Load], float]  # of the nearest cache that a vector of neighbours lies on
+    stored: Sequence[int | None]  # elements between neighbours of every place that results are stored in
+    squares: Axis | None = None  # along which a sum has its results stored side by side, where no vector does
     # seconds that a vector of a block written out loses to lines that so many reads throw out of the nearest cache
     crowded: Callable[[int], float] = lambda _: 0.0
 
@@ -148,8 +151,8 @@ class _Some:
 class _Read:
     node: Load
     some: _Some
-    is_apart: bool  # its lanes are no neighbours in memory
-    is_shared: bool  # all lanes read the same
+    step: int | None  # elements between neighbours along the vector
+    lines: float  # that a vector lies on
 
 
 class Busy:
@@ -190,8 +193,8 @@ class Busy:
 
     def _read(self, node: Load, axes: frozenset[Axis]) -> _Read:
         step = self.form.stride(node) if self.form.vector is not None else 1
-        is_apart = step not in (0, 1)
-        return _Read(node, _Some(axes, 1.0, self._is_chained(node)), is_apart, step == 0)
+        lines = self.form.lines(node) if step == 1 and self.form.lanes > 1 else 1.0
+        return _Read(node, _Some(axes, 1.0, self._is_chained(node)), step, lines)
 
     def _end(self) -> None:
         """What is done with the results of a block, or all that a map does."""
@@ -200,7 +203,7 @@ class Busy:
         self.calls: list[_Some] = []  # of vector mathematics
         self.spilled, self.lost = 0.0, 0.0
         light: dict[frozenset[Axis], float] = {}
-        read: dict[tuple[frozenset[Axis], bool], float] = {}
+        read: dict[tuple[frozenset[Axis], int | None, float], float] = {}
         for node in data_ops(*nest.values):
             if op_cost(node.op.name) > 1:
                 self.calls.append(_Some(self._axes(node), op_cost(node.op.name)))
@@ -209,19 +212,20 @@ class Busy:
         for load in loads(*nest.values):
             if load.source not in nest.accumulated:
                 found = self._read(load, self._axes(load))
-                key = found.some.axes, found.is_apart
+                key = found.some.axes, found.step, found.lines
                 read[key] = read.get(key, 0.0) + 1.0
         whole, places = frozenset(form.blocked), 1
         if nest.unswitched:
             operations, reads, checks = nest.block_counts()
             whole, places = self.vectors, prod(nest.unswitched.values())
-            light, read = {whole: operations + 0.5 * checks}, {(whole, any(apart for _, apart in read)): float(reads)}
+            light = {whole: operations + 0.5 * checks}
+            read = {(whole, next((step for _, step, _ in read if step not in (0, 1)), 1), 1.0): float(reads)}
             self.calls = []
             # what waits for the second half of a transform and finds no register is written and read again
             self.spilled = max(0.0, reads - self.target.vector_registers // 2)
             self.lost = form.crowded(reads) * clock_of(self.target)
         self.light = [_Some(axes, amount) for axes, amount in light.items()]
-        self.ended = [(_Some(axes, amount), is_apart) for (axes, is_apart), amount in read.items()]
+        self.ended = [(_Some(axes, amount), step, lines) for (axes, step, lines), amount in read.items()]
         self.stored = [(_Some(whole, float(places)), step != 1) for step in form.stored]
 
     # --- blocks
@@ -238,8 +242,12 @@ class Busy:
             total = total + count * use.cycles(self.ports)
         return total + shape.starts * _START / _ISSUED
 
-    def _apart(self, lanes: Size) -> Size:
-        """Reads of the nearest cache for one register whose lanes are no neighbours."""
+    def _reads(self, step: int | None, lines: float, lanes: Size) -> Size:
+        """Reads of the nearest cache for one register."""
+        if step in (0, 1):
+            return lines if lines == 1.0 else chosen(lanes > 1, lines, 1.0)
+        if step == 2 and self.form.lanes >= _WIDE:
+            return chosen(lanes == self.form.lanes, EVERY_OTHER, lanes * self.target.gathered_reads)
         return chosen(lanes > 1, lanes * self.target.gathered_reads, 1.0)
 
     def _is_turned(self, block: _Registers) -> Any:
@@ -249,6 +257,13 @@ class Busy:
         lanes = self.form.lanes
         enough = lanes if lanes < _WIDE else lanes // 2 + 1
         return least(block.lanes, block.count(frozenset({self.form.transposed}))) >= enough
+
+    def _squares(self, block: _Registers) -> Size:
+        """The part of a sum's results that is stored along rows, transposed in as many squares as those fill."""
+        if self.form.squares is None:
+            return 0.0
+        rows, lanes = block.count(frozenset({self.form.squares})), self.form.lanes
+        return rows // lanes * lanes / rows
 
     # --- sums
 
@@ -264,8 +279,8 @@ class Busy:
         for read in self.reads:
             count = block.count(read.some.axes)
             beside = count if beside is None else least(beside, count)
-            each = shape.distinct(read.node) * (self._apart(lanes) if read.is_apart else 1.0)
-            if read.is_shared and not self.along and self.form.row_lanes > 1:
+            each = shape.distinct(read.node) * self._reads(read.step, read.lines, lanes)
+            if read.step == 0 and not self.along and self.form.row_lanes > 1:
                 each = each / chosen(lanes > 1, float(self.form.row_lanes), 1.0)
             reads = reads + block.of(read.some, chains) * each
         # accumulators that find no register beside the operands of a step: read and written in each
@@ -320,11 +335,15 @@ class Busy:
             operations = operations + block.of(some) * (1 + (_CALL_ALONE - 1) * missing)
         turned = self._is_turned(block)
         reads: Size = 0.0
-        for some, is_apart in self.ended:
-            reads = reads + block.of(some) * (chosen(turned, 1.0, self._apart(block.lanes)) if is_apart else 1.0)
+        for some, step, lines in self.ended:
+            each = self._reads(step, lines, block.lanes)
+            reads = reads + block.of(some) * (each if step in (0, 1) else chosen(turned, 1.0, each))
         stored: Size = 0.0
+        squares = self._squares(block)
         for some, is_apart in self.stored:
-            stored = stored + block.of(some) * (chosen(turned, 1.0, block.lanes) if is_apart else 1.0)
+            each = chosen(turned, 1.0, block.lanes) if is_apart else 1.0
+            stored = stored + block.of(some) * (each * (1 - squares) + squares if is_apart else each)
+            operations = operations + block.of(some) * (squares * log2(max(2, self.form.lanes)) if is_apart else 0.0)
         if self.form.transposed is not None:
             operations = operations + log2(max(2, self.form.lanes)) * block.all()
         again, lost = self.spilled * block.count(self.vectors), self.lost * block.count(self.vectors)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tilewright.ir.analysis.simplify import Linear, join_divisions, linear, simplify
 from tilewright.ir.forms.expr import Axis, Const, Expr, Load, Var, axes_of, is_op, var
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.lower.access import Access, Place
+from tilewright.target import Target
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import extent_of
 
@@ -41,6 +44,26 @@ def offset_at(place: Place, indices: tuple[Expr, ...]) -> Linear:
     for index, size in zip(place.layout.storage_indices(indices), sizes, strict=True):
         total = total.scaled(extent_of(size)).plus(linear(simplify(index)))
     return total
+
+
+def squares_along(nest: Nest, vector: Axis | None, blocked: Sequence[Axis], places: Sequence[Linear]) -> Axis | None:
+    """The axis of a sum's blocks along which all its results are stored side by side, where they are not along the
+    vector."""
+    if nest.monoid is None or vector is None or vector not in nest.axes:
+        return None
+    if any(p.terms.get(var(vector)) == 1 for p in places):
+        return None
+    found = [a for a in blocked if a is not vector and all(p.terms.get(var(a)) == 1 for p in places)]
+    return found[0] if len(found) == 1 else None
+
+
+def lines_of(offset: Linear, vector: Axis, size: int, target: Target) -> float:
+    """Lines of the nearest cache that a vector of neighbours lies on, in the mean: more than one where it begins
+    anywhere, as those of windows do."""
+    vector_size = target.vector_bytes
+    if all(by * size % vector_size == 0 or (isinstance(t, Var) and t.axis is vector) for t, by in offset.terms.items()):
+        return 1.0
+    return 1 + (vector_size - size) / target.levels[1].transaction
 
 
 def _inside(term: Expr, vector: Axis, lanes: int) -> int | None:

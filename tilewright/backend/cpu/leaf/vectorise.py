@@ -9,12 +9,12 @@ from math import prod
 import numpy as np
 
 from tilewright.backend.cpu.leaf.arithmetic import reduction_arithmetic
+from tilewright.backend.cpu.leaf.busy import EVERY_OTHER
 from tilewright.backend.cpu.maps.transposes import transposed_block
 from tilewright.backend.cpu.vector.construct import Built, build_tiles, dot_tiles
 from tilewright.backend.cpu.vector.contraction_facts import ContractionFacts, factors_of, operands_of
 from tilewright.backend.cpu.vector.loop_order import is_merged, output_order, reads_rows, reduction_order, unrolled
 from tilewright.backend.cpu.vector.vector_cost import (
-    EVERY_OTHER,
     fit_lanes,
     span,
     transposed_from,

@@ -15,7 +15,7 @@ from tilewright.backend.cpu.dot.instruction import CpuInstruction
 from tilewright.backend.cpu.kernel.padding import filled_extent
 from tilewright.backend.cpu.leaf.busy import Busy, Form, Part, Shape, blocks_of, clock_of
 from tilewright.backend.cpu.leaf.instructions import instruction_seconds
-from tilewright.backend.cpu.leaf.strides import offset_at, read_stride, stride_of
+from tilewright.backend.cpu.leaf.strides import lines_of, offset_at, read_stride, squares_along, stride_of
 from tilewright.backend.cpu.leaf.window_ends import WindowEnds
 from tilewright.backend.cpu.maps.rows import range_of, run_of_blocks
 from tilewright.backend.cpu.vector.crowding import crowded_seconds
@@ -411,9 +411,17 @@ class _Leaf:
             nest, vector, lanes, self.run, self.blocked,
             frozenset(a for a in low.reduction if a in low.unrolled_reduction), max(1, plan.together), plan.row_lanes,
             low.transposed,
-            lambda n: 1 if vector is None else read_stride(n, nest, vector, lanes, access),
-            [1 if vector is None else stride_of(p, nest.place, vector, lanes) for p in places], self._crowded,
+            lambda n: 1 if vector is None else read_stride(n, nest, vector, lanes, access), self._lines,
+            [1 if vector is None else stride_of(p, nest.place, vector, lanes) for p in places],
+            squares_along(nest, vector, self.blocked, [offset_at(p, nest.place) for p in places]), self._crowded,
         )  # fmt: skip
+
+    def _lines(self, node: Load) -> float:
+        source, vector = node.source, self.low.vector
+        if self.target is None or vector is None or not isinstance(source, Tensor) or source in self.nest.accumulated:
+            return 1.0
+        offset = offset_at(self.placed.access.read[source], node.indices)
+        return lines_of(offset, vector, source.dtype.bytes, self.target)
 
     def _crowded(self, reads: int) -> float:
         access = self.placed.access

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tilewright.backend.cpu.leaf.busy import EVERY_OTHER
 from tilewright.backend.cpu.maps.transposes import transposed_axis
 from tilewright.ir.forms.expr import Axis, axes_of, is_op, var, walk
 from tilewright.tile_graph.algebra.context import NestContext, is_contraction, stride, walked_on
@@ -11,7 +12,6 @@ from tilewright.tile_graph.algebra.runs import reach
 
 BY_LANE = ("float32", "int32")  # what sums are kept in, and what a lane can be multiplied in
 _TRANSPOSED = 2.0  # instructions for a vector that is transposed from another axis
-EVERY_OTHER = 3.0  # of one whose lanes are two elements apart: two reads and a shuffle
 
 
 def widest_bytes(nest: Nest) -> int:
