@@ -125,7 +125,7 @@ def test_every_other_element_is_two_reads_not_one_a_lane() -> None:
 
 
 def test_results_are_transposed_along_rows_that_are_stored_side_by_side() -> None:
-    node = ("MatMul", ["x", "w"], "y", {})
+    node: Step = ("MatMul", ["x", "w"], "y", {})
     model = model_of([node], {"x": (64, 32)}, {"y": (64, 48)}, {"w": np.ones((32, 48), np.float32)})
     made = build(load(model), machine("emerald_rapids_avx512"), Options(stop_after="plan"))
     assert made.program is not None and made.plan is not None
