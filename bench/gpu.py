@@ -87,6 +87,7 @@ def main() -> int:
                         "extents of an ONNX file's inputs are known")  # fmt: skip
     models.add_argument("--model", action="append", help="one of the zoo; repeatable")
     models.add_argument("--size", default="full", choices=("small", "full"))
+    models.add_argument("--batch", type=int, default=1, help="inputs at once, of models of the zoo")
     models.add_argument("--peers", action="store_true", help="PyTorch and XLA too, in processes of their own")
     models.add_argument("--peer", action="append", choices=gpu_peers.RUNTIMES, help="only this one; repeatable")
     models.add_argument("--peer-seconds", type=float, default=200, help="that peers have from the start to compile")
@@ -148,7 +149,7 @@ def run_models(arguments: argparse.Namespace) -> list[gpu_models.Row]:
     peers = arguments.peer or (gpu_peers.RUNTIMES if arguments.peers else ())
     named = [*arguments.files, *(arguments.model or ())]
     return gpu_models.run_models(named or gpu_models.MODELS, arguments.size, arguments.precision,
-                                 device_microseconds, peers, arguments.peer_seconds, arguments.profile)  # fmt: skip
+                                 device_microseconds, peers, arguments.peer_seconds, arguments.profile, arguments.batch)  # fmt: skip
 
 
 def run_plans(arguments: argparse.Namespace) -> int:

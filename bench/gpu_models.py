@@ -66,19 +66,19 @@ class Row:
 
 def run_models(
     names: Sequence[str], size: str, precision: str, timed: Timed, peers: Sequence[str] = (), seconds: float = 200.0,
-    profile: int = 0,
+    profile: int = 0, batch: int = 1,
 ) -> list[Row]:  # fmt: skip
     """Every model, then its peers, which have had so many seconds to compile since the start."""
     machine("cuda", cache_dir=Options().cache_dir)  # its rates are measured and kept while nobody else is at work
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         with ProcessPoolExecutor(min(_EXPORTING, os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
-            exported = {name: pool.submit(export, name, size, folder / file_of(name)) for name in names}
+            exported = {name: pool.submit(export, name, size, batch, folder / file_of(name)) for name in names}
             runtimes = {name: tuple(r for r in peers if r == "xla" or not is_file(name)) for name in names}
-            beside = gpu_peers.Peers(runtimes, size, precision, folder, seconds)
+            beside = gpu_peers.Peers(runtimes, (size, batch, precision), folder, seconds)
             rows = []
             for name in names:
-                rows.append(model_row(name, exported[name], size, precision, timed, beside.quiet, profile))
+                rows.append(model_row(name, exported[name], size, batch, precision, timed, beside.quiet, profile))
                 beside.collect()
         beside.finish()
     if peers:
@@ -107,14 +107,14 @@ def show(rows: Sequence[Row]) -> None:
               f"{row.error:.1e} ({row.torch_error:.1e}){differ}")  # fmt: skip
 
 
-def export(name: str, size: str, path: Path) -> Path:
+def export(name: str, size: str, batch: int, path: Path) -> Path:
     """One file, there only when it is whole."""
     part = path.with_suffix(".part")
     if is_file(name):
         inputs = random_inputs(Path(name))
         shutil.copyfile(name, part)
     else:
-        module, inputs = built(name, size)
+        module, inputs = built(name, size, batch)
         export_module(module, inputs, part)
     np.savez(path.with_suffix(".npz"), **inputs)  # type: ignore[arg-type]
     part.rename(path)
@@ -122,12 +122,13 @@ def export(name: str, size: str, path: Path) -> Path:
 
 
 def model_row(
-    name: str, exported: Future[Path], size: str, precision: str, timed: Timed, quiet: Callable[[], Any], profile: int
-) -> Row:
+    name: str, exported: Future[Path], size: str, batch: int, precision: str, timed: Timed,
+    quiet: Callable[[], Any], profile: int,
+) -> Row:  # fmt: skip
     import torch
 
     path = exported.result()
-    module, inputs = (None, random_inputs(Path(name))) if is_file(name) else built(name, size)
+    module, inputs = (None, random_inputs(Path(name))) if is_file(name) else built(name, size, batch)
     begin = time.perf_counter()
     try:
         model = tilewright.compile(path, target="cuda", precision=precision)
@@ -151,8 +152,9 @@ def model_row(
                kernels=kernels, compile_seconds=taken, replays=same)  # fmt: skip
 
 
-def built(name: str, size: str) -> tuple[Any, dict[str, np.ndarray]]:
-    """A model of the zoo, one that is measured on GPUs alone, or what a function of a user's gives."""
+def built(name: str, size: str, batch: int = 1) -> tuple[Any, dict[str, np.ndarray]]:
+    """A model of the zoo with so many inputs at once, one that is measured on GPUs alone, or what a function of a
+    user's gives."""
     from bench import zoo
     from bench.zoo import vit_s32
 
@@ -161,8 +163,9 @@ def built(name: str, size: str) -> tuple[Any, dict[str, np.ndarray]]:
         module, inputs = call_spec(name)
         return module, dict(inputs)
     if name == "vit_b16":
-        return vit_s32.build_base_16(size)
-    return zoo.build(name, size)
+        module, inputs = vit_s32.build_base_16(size)
+        return module, {key: zoo.batched(array, batch) for key, array in inputs.items()}
+    return zoo.build(name, size, batch)
 
 
 def export_module(module: Any, inputs: dict[str, np.ndarray], path: Path) -> None:

@@ -1,6 +1,6 @@
 """Models of the zoo in other runtimes on this machine's GPU, each model and runtime in a process of its own.
 
-`python bench/gpu_peers.py RUNTIME MODEL SIZE PRECISION FILE` prints `ready` when it is compiled, waits for a line, and
+`python bench/gpu_peers.py RUNTIME MODEL SIZE BATCH PRECISION FILE` prints `ready` when it is compiled, waits for a line, and
 prints one of JSON: microseconds of device time of a call. RUNTIME is `eager` (PyTorch inside a CUDA graph), `compile`
 (torch.compile inside one) or `xla` (the exported FILE node by node in JAX). XLA's executables cannot be captured: calls
 in flight and a loop of calls inside one executable are timed, and the shorter counts. While one is timed all others
@@ -29,6 +29,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 RUNTIMES = ("eager", "compile", "xla")
+Measured = tuple[str, int, str]  # size, batch and precision of models
 LONGEST = 60  # seconds for a peer's own timing
 _FILE_SECONDS = 120  # until the exported model is there
 _IN_FLIGHT, _ROUNDS = 20, 7
@@ -49,14 +50,14 @@ def file_of(name: str) -> str:
 class Peer:
     """A model in another runtime: it compiles at once, politely, and is timed when it is asked to."""
 
-    def __init__(self, runtime: str, name: str, size: str, precision: str, path: Path) -> None:
+    def __init__(self, runtime: str, name: str, about: Measured, path: Path) -> None:
         self.runtime, self.name = runtime, name
-        command = [sys.executable, __file__, runtime, name, size, precision, str(path)]
-        about = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "2", "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        command = [sys.executable, __file__, runtime, name, *map(str, about), str(path)]
+        variables = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "2", "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
                  "OMP_NUM_THREADS": "2"}  # fmt: skip
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (it lives as long as the process)
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-                                         text=True, env=about, start_new_session=True)  # fmt: skip
+                                         text=True, env=variables, start_new_session=True)  # fmt: skip
         self.started = time.monotonic()
         self.ready_after = 0.0  # seconds; 0: not ready
         self.has_ended = False
@@ -106,12 +107,12 @@ class Peers:
     """All peers of some models, some of them at a time, compiling beside whatever else is done."""
 
     def __init__(
-        self, runtimes: Mapping[str, Sequence[str]], size: str, precision: str, folder: Path, seconds: float
+        self, runtimes: Mapping[str, Sequence[str]], about: Measured, folder: Path, seconds: float
     ) -> None:
         """`runtimes`: of every model, by name."""
         there = [r for r in ("compile", "xla", "eager") if r != "xla" or importlib.util.find_spec("jax") is not None]
         wanted = [(r, n) for r in there for n, own in runtimes.items() if r in own]
-        self._queue = [(r, n, size, precision, folder / file_of(n)) for r, n in wanted]
+        self._queue = [(r, n, about, folder / file_of(n)) for r, n in wanted]
         self._until = time.monotonic() + seconds
         self.alive: list[Peer] = []
         self.found: dict[tuple[str, str], float] = {}  # microseconds by runtime and model
@@ -162,9 +163,9 @@ class Peers:
         peer.end()
 
 
-def main(runtime: str, name: str, size: str, precision: str, path: str) -> None:
+def main(runtime: str, name: str, size: str, batch: str, precision: str, path: str) -> None:
     os.nice(19)
-    call = xla_call(precision, path) if runtime == "xla" else torch_call(runtime, name, size, precision)
+    call = xla_call(precision, path) if runtime == "xla" else torch_call(runtime, name, size, int(batch), precision)
     taken = call()
     print(json.dumps({"microseconds": taken}), flush=True)
 
@@ -175,7 +176,7 @@ def announced() -> None:
     sys.stdin.readline()
 
 
-def torch_call(runtime: str, name: str, size: str, precision: str) -> Callable[[], float]:
+def torch_call(runtime: str, name: str, size: str, batch: int, precision: str) -> Callable[[], float]:
     import torch
 
     from bench.gpu import device_microseconds, warm_up
@@ -183,7 +184,7 @@ def torch_call(runtime: str, name: str, size: str, precision: str) -> Callable[[
 
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
     kind = torch_kind(precision)
-    module, inputs = built(name, size)
+    module, inputs = built(name, size, batch)
     module = module.to("cuda").to(kind)
     given = [torch.from_numpy(a).cuda() for a in inputs.values()]
     given = [a.to(kind) if a.is_floating_point() else a for a in given]

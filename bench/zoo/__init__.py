@@ -62,10 +62,10 @@ def build(name: str, size: str, batch: int | str = 1) -> tuple[nn.Module, dict[s
     if size not in SIZES:
         raise ValueError(f"no size {size!r}; there are {', '.join(SIZES)}")
     module, inputs = MODELS[name](size)
-    return module, {key: _batched(array, int(batch)) for key, array in inputs.items()}
+    return module, {key: batched(array, int(batch)) for key, array in inputs.items()}
 
 
-def _batched(array: np.ndarray, batch: int) -> np.ndarray:
+def batched(array: np.ndarray, batch: int) -> np.ndarray:
     """Copies along the first axis, each moved on along the last."""
     return np.concatenate([np.roll(array, number, axis=-1) for number in range(batch)], axis=0)
 

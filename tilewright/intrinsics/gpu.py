@@ -143,6 +143,8 @@ _ROWS = (
     _order("commit", 0, "tw::commit();", _commit_meaning),
     _order("wait", 1, "tw::wait<{scalar0}>();", _wait_meaning),
     _order("async_fence", 0, "tw::async_fence();", _nothing),
+    # a barrier of the block to which its warps come from several places
+    _order("meet", 0, "tw::meet();", _nothing),
     *MATRIX_ROWS,
 )
 

@@ -27,7 +27,6 @@ from tests.unit.gpu.test_register_streams import (
 )
 from tilewright.backend import backend_for
 from tilewright.backend.gpu.kernel.shared_arena import place_shared
-from tilewright.backend.gpu.stream.plan import GROUPED
 from tilewright.errors import InternalError
 from tilewright.frontend.onnx.model import load
 from tilewright.intrinsics.gpu import MEANINGS
@@ -104,9 +103,8 @@ PRECISION = {"factor": "float16", "causal_factor": "float16"}
 def grouped() -> Target:
     """An H200 on which single warps multiply so slowly that groups are always taken, two of them in a block at most."""
     target = machine("h200")
-    features = (*target.features, GROUPED)
     rates = tuple((name, rate / 1000 if name.startswith("mma_") else rate) for name, rate in target.rates)
-    return replace(target, features=features, rates=rates, units=1, register_file=1 << 15)
+    return replace(target, rates=rates, units=1, register_file=1 << 15)
 
 
 @cache
@@ -252,7 +250,7 @@ COMPILED: Mapping[str, ModelProto] = {
 @pytest.mark.parametrize("name", ("64", *(pytest.param(n, marks=_LATER) for n in COMPILED if n != "64")))
 def test_streams_compile_without_spills(name: str) -> None:
     """And no product waits for another because the assembler cannot tell that it need not."""
-    target = replace(machine("h200"), features=(*machine("h200").features, GROUPED))
+    target = machine("h200")
     own = "float16" if name in ("128", "causal") else None
     program = compare_indices(fold_constants(set_precision(lower(load(COMPILED[name], {})), target, own)))
     plan = make_plan(program, target, "connected", streaming="always")
@@ -261,10 +259,3 @@ def test_streams_compile_without_spills(name: str) -> None:
     made = nvrtc.compile_to_cubin(source_of(kernel), "sm_90a")
     found = made.resources[kernel.name]
     assert found.spill_bytes == found.stack_bytes == 0 and not made.remarks
-
-
-def test_groups_are_not_chosen_where_none_has_run() -> None:
-    target = machine("h200")
-    program = compare_indices(fold_constants(set_precision(lower(load(COMPILED["64"], {})), target, None)))
-    plan = make_plan(program, target, "connected", streaming="always")
-    assert not any((x.instruction or "").startswith("wgmma_") for x in plan.kernels[0].leaves)

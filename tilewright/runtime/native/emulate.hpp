@@ -332,6 +332,7 @@ TW_FN int block_y() { return emulate::engine->block[1]; }
 TW_FN int block_z() { return emulate::engine->block[2]; }
 
 TW_FN void barrier(int line = __builtin_LINE()) { emulate::engine->barrier(line); }
+TW_FN void meet() { emulate::engine->barrier(0); }
 TW_FN void warp_barrier(int line = __builtin_LINE()) { emulate::engine->warp_barrier(line); }
 TW_FN void grid_barrier(const unsigned* = nullptr, int line = __builtin_LINE()) {
   emulate::engine->grid_barrier(line);

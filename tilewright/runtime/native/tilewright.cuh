@@ -167,6 +167,8 @@ TW_FN int block_y() { return natural(blockIdx.y); }
 TW_FN int block_z() { return natural(blockIdx.z); }
 
 TW_FN void barrier() { __syncthreads(); }
+// the same, where warps come to it from several places
+TW_FN void meet() { asm volatile("bar.sync 0;" ::: "memory"); }
 TW_FN void warp_barrier() { __syncwarp(); }
 
 // All blocks of a launch, which must all be resident: the last to arrive lets the others go on. `meeting` counts those

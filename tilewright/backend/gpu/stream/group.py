@@ -24,6 +24,7 @@ from tilewright.backend.gpu.stream.lower import (
     unscaled,
 )
 from tilewright.backend.gpu.stream.visible import ROW, STREAM, conditions
+from tilewright.backend.gpu.threads.nest import WARP
 from tilewright.backend.gpu.threads.pipeline import commit, sync, wait, where
 from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu_matrix import FORMS
@@ -38,6 +39,7 @@ from tilewright.ir.forms.expr import (
     Load,
     all_of,
     const,
+    eq,
     lt,
     maximum,
     minimum,
@@ -56,6 +58,9 @@ from tilewright.tile_graph.algebra.nest import inline
 from tilewright.tile_graph.algebra.propagate import Range, extent_of
 from tilewright.tile_graph.algebra.streams import Work
 from tilewright.tile_graph.plan.form import Tile
+
+
+_GROUP_ROWS = 64
 
 
 class GroupStream(RegisterStream):
@@ -125,9 +130,9 @@ class GroupStream(RegisterStream):
         body.append(commit())
         body.extend(s for work in self.items[:place] for s in self._work(work))
         body.extend((wait(1), Instruction("async_fence", ()), sync()))
-        body.extend((*self._begun(first), *self._between(first, 0)))
+        body.extend((*self._begun(first), *self._waited(0), *self._between(first), *self._of_odd(self._met(first))))
         body.extend(self._turns(last) if self.trips > 1 else ())
-        body.extend((*self._ready(last), *self._summed(last), *self._done()))
+        body.extend((*self._ready(last), *self._of_even(_meeting()), *self._summed(last), *self._done()))
         body.extend(s for work in self.items[place + 1 :] for s in self._work(work))
         kept = [b for _, b in self.registers.values()]
         return alloc([*kept, *self.totals.values(), *self.operands.values()], body)
@@ -162,15 +167,15 @@ class GroupStream(RegisterStream):
 
     def _turn(self, block: Expr, is_whole: bool) -> list[Stmt]:
         """The sums of a block under the scores of the next, which may be seen whole, and what threads make of them."""
-        following, later = simplify(block + 1), simplify(block + 2)
+        following = simplify(block + 1)
         return [
             *self._ready(block),
+            *self._of_even(self._met(block)),
             *self._begun(following),
             *self._summed(block),
-            *where(lt(later, self.ends), self._copies(later, self.scores)),
-            *self._copies(following, self.sums),
-            commit(),
-            *self._between(following, 1, is_whole),
+            *self._waited(1),
+            *self._of_odd(self._met(following)),
+            *self._between(following, is_whole),
         ]
 
     def _ready(self, block: Expr) -> list[Stmt]:
@@ -178,8 +183,27 @@ class GroupStream(RegisterStream):
         found. The wait for the sums before stands first in a turn and not last in the one before: an assembler moves it
         up as far as it can, to before what should run meanwhile, but into no other turn. And it lets products wait for
         each other if sums of any of them are touched while some are under way."""
-        followed = self._followed(block)
-        return [*self._done(), *self._rows(block), *followed, wait(0), Instruction("async_fence", ()), sync()]
+        return [*self._done(), *self._rows(block), *self._followed(block)]
+
+    def _met(self, block: Expr) -> list[Stmt]:
+        """All groups have what they multiply next, and what is multiplied after that is on its way."""
+        following, later = simplify(block + 1), simplify(block + 2)
+        copies = [*where(lt(later, self.ends), self._copies(later, self.scores)),
+                  *where(lt(following, self.ends), self._copies(following, self.sums))]  # fmt: skip
+        return [*_meeting(), *(copies if self.trips > 1 else ()), commit()]
+
+    def _of_even(self, body: Sequence[Stmt]) -> list[Stmt]:
+        return self._of_some(body, 0)
+
+    def _of_odd(self, body: Sequence[Stmt]) -> list[Stmt]:
+        return self._of_some(body, 1)
+
+    def _of_some(self, body: Sequence[Stmt], remainder: int) -> list[Stmt]:
+        """What every second group of warps does, from the first or the second on."""
+        group = simplify(var(self.kernel.thread) // (WARP * self.form.warps))
+        if self.rows == _GROUP_ROWS:
+            return list(body) if remainder == 0 else []
+        return where(eq(simplify(group % 2), remainder), body)
 
     def _at(self, work: Work, block: Expr, is_whole: bool = False) -> Work:
         """A work of the loop at one of its parts; conditions that always hold where it is seen whole are left out."""
@@ -205,15 +229,18 @@ class GroupStream(RegisterStream):
         for work in self.scores:
             contract, total = self._group(work), self.totals[work.nest.tensor]
             steps = range(contract.step // self.form.depth)
-            made.extend(contract.product(total, self._slot(block), step, goes_on=step > 0) for step in steps)
+            made.extend(contract.product(total, self._slot(block, work), step, goes_on=step > 0) for step in steps)
         return [*made, _committed(self.totals[self.scores[0].nest.tensor])]
 
-    def _between(self, block: Expr, pending: int, is_whole: bool = False) -> list[Stmt]:
-        """What threads make of scores, as soon as those are there."""
+    def _waited(self, pending: int) -> list[Stmt]:
+        """Scores are there, while so many groups of products that were committed later may go on."""
+        return [_finished(self.totals[work.nest.tensor], pending) for work in self.scores]
+
+    def _between(self, block: Expr, is_whole: bool = False) -> list[Stmt]:
+        """What threads make of scores that are there."""
         made: list[Stmt] = []
         for work in self.scores:
             total, spot = self.totals[work.nest.tensor], self._spot(STREAM)
-            made.append(_finished(total, pending))
             made.extend(unrolled(spot.loops, self._results(self._at(work, block, is_whole), total, spot.index, spot)))
         return [*made, *(s for work in self.others for s in self._work(self._at(work, block, is_whole)))]
 
@@ -233,7 +260,7 @@ class GroupStream(RegisterStream):
             contract, operand = self._group(work), self.operands[work.nest.tensor]
             for step in range(contract.step // self.form.depth):
                 rows = Operand(operand, (const(0), const(step), const(0)))
-                made.append(contract.product_of_kept(self._state(work), rows, self._slot(block), step))
+                made.append(contract.product_of_kept(self._state(work), rows, self._slot(block, work), step))
         return [*made, _committed(self._state(self.sums[0]))]
 
     def _done(self) -> list[Stmt]:
@@ -262,6 +289,11 @@ class GroupStream(RegisterStream):
         found = self.contracts[work.nest.tensor]
         assert isinstance(found, GroupContract)
         return found
+
+
+def _meeting() -> list[Stmt]:
+    """Copies that were issued have landed for all groups, each of which comes from a place of its own."""
+    return [wait(0), Instruction("async_fence", ()), Instruction("meet", ())]
 
 
 def _first(total: Buffer) -> Operand:

@@ -25,22 +25,19 @@ from tilewright.tile_graph.algebra.streams import Stream
 from tilewright.tile_graph.plan.form import COPIED, Bind, Hold, Leaf, Sizes, Tile, TileAxis
 
 _UNIT = 16  # rows of a fragment, and columns of the two that lie beside each other in a rows' operand
-_BLOCKS = (32, 64, 128, 192)
+_BLOCKS = (32, 64, 128)
+_GROUPED_BLOCKS = (80, 96, 192)  # for groups of warps alone
 _GROUPED_ROWS = 192  # for groups of warps alone
 _ROWS = (16, 32, 64, 128, _GROUPED_ROWS, 256)
 _WARP_ROWS = (16, 32)
 _PIECE = 64  # elements of a line of shared memory that groups of warps read, and rows of a group
-_LEAST_GROUP_BLOCK, _LONGEST = 64, 128  # of the streamed axis: groups take no shorter blocks, warps no longer ones
+_LEAST_GROUP_BLOCK = 64  # of the streamed axis
 _MOST_WARPS = 8
 _MOST_GROUPED_WARPS = 16
 _BESIDE_GROUPED = 28  # registers for all else
 _HIDDEN = 0.4  # of the shorter of what tensor cores and threads do, what the longer does not hide
 _GROUP_TRIP = 400  # cycles of a block of groups: waits, the barrier, what lanes of a row tell each other
 _GROUP_TRIP_BUSY = 100  # and those in which no group of the multiprocessor gets on
-# A feature of machines on which groups have run: on others none is chosen, whatever is predicted.
-GROUPED = "streams_in_groups"
-# times what is predicted: of groups no plan has been measured, so that they are taken where they are clearly better
-_UNMEASURED = 1.15
 _LEAST_FILLED = 0.75  # of the rows of groups
 _SLOT = 0.75  # issue slots of an operation as nests count them
 _GROUP_SLOT = 0.17  # the same of groups, whose warps do nothing else: exp is one of 48
@@ -62,6 +59,7 @@ class StreamFragments:
     columns: int
     summed: int
     stages: int
+    sum_stages: int  # of what is summed along the streamed axis
     instruction: str
 
     @property
@@ -78,9 +76,9 @@ class StreamFragments:
         form = FORMS[self.instruction]
         if self.in_groups:
             lines = self.rows + self.stages * self.block
-            return _BYTES * (lines * _pieces(self.summed) + self.stages * self.block * _pieces(self.columns))
+            return _BYTES * (lines * _pieces(self.summed) + self.sum_stages * self.block * _pieces(self.columns))
         sizes = ((self.rows, self.summed, 1), (self.block, self.summed, self.stages),
-                 (self.columns, self.block, self.stages))  # fmt: skip
+                 (self.columns, self.block, self.sum_stages))  # fmt: skip
         return sum(ring_bytes(*size, form) for size in sizes)
 
     @property
@@ -121,7 +119,7 @@ def stream_choices(
     (row,) = form.axes(root, ROW)
     length = extent_of(row.extent)
     sizes = sorted({min(n, length) for n in _ROWS if n < 2 * length})
-    blocks = sorted({min(b, stream.extent) for b in _BLOCKS})
+    blocks = sorted({min(b, stream.extent) for b in (*_BLOCKS, *_GROUPED_BLOCKS)})
     for size in sizes:
         cut = {a: 1 for a in root.axes if form.roles[a] == SINGLE} | ({row: size} if size < length else {})
         tiles = prod(-(-extent_of(a.extent) // n) for a, n in cut.items())
@@ -158,7 +156,7 @@ def fragments_of(
     """The best way to share so many rows out to warps, and the time of all tiles."""
     best: tuple[float, StreamFragments] | None = None
     trips = ceil(extent / block)
-    for made in _shared_out(form, rows, block, min(_STAGES, trips), target):
+    for made in _shared_out(form, rows, block, trips, target):
         threads = target.warp * made.warps
         if made.registers > min(target.vector_registers, target.register_file // threads):
             continue
@@ -168,29 +166,32 @@ def fragments_of(
                        else _cycles(form, made, trips, target))  # fmt: skip
         resident = max(1, min(target.tile_level.capacity // made.shared, target.resident_threads // threads,
                               target.register_file // (made.registers * threads)))  # fmt: skip
-        time = float(seconds(busy, alone, resident, tiles, target)) * (_UNMEASURED if made.in_groups else 1.0)
+        time = float(seconds(busy, alone, resident, tiles, target))
         if best is None or time < best[0]:
             best = (time, made)
     return best
 
 
 def _shared_out(
-    form: RegisterForm, rows: int, block: int, stages: int, target: Target
+    form: RegisterForm, rows: int, block: int, trips: int, target: Target
 ) -> Iterator[StreamFragments]:
     """The ways to share rows out, by every instruction that multiplies the same."""
     for instruction in instructions(target, next(iter(form.products.values())).instruction):
         in_groups = FORMS[instruction].warps > 1
         padded = -(-rows // _PIECE) * _PIECE if in_groups else _whole(rows)
-        if in_groups and (GROUPED not in target.features or not form.is_apart):
+        if in_groups and not form.is_apart:
             continue
         if in_groups and (block < _LEAST_GROUP_BLOCK or rows < _LEAST_FILLED * padded):
             continue
-        if not in_groups and (block > _LONGEST or rows == _GROUPED_ROWS):
+        if not in_groups and (block in _GROUPED_BLOCKS or rows == _GROUPED_ROWS):
             continue
+        stages = min(_STAGES, trips)
+        # every second group is half a block behind: what it sums up with is needed for so much longer
+        sum_stages = min(_STAGES + 1, trips) if in_groups and padded > _PIECE else stages
         for each in (_UNIT,) if in_groups else _WARP_ROWS:
             if padded % each == 0 and padded // each <= (_MOST_GROUPED_WARPS if in_groups else _MOST_WARPS):
                 yield StreamFragments(padded, each, _whole(block), _whole(form.columns), _whole(form.summed), stages,
-                                      instruction)  # fmt: skip
+                                      sum_stages, instruction)  # fmt: skip
 
 
 def _mean_trips(form: RegisterForm, made: StreamFragments, trips: int) -> float:
@@ -285,7 +286,7 @@ def in_registers(
     scores = {n for n in inside if any(x.part == "whole" and x.tensor == n.tensor.name for x in walked.leaves)}
     brought = tuple(
         copied(n, 1, made.block, made.summed, made.stages) if n in scores
-        else copied(n, 1, made.columns, made.block, made.stages) for n in inside
+        else copied(n, 1, made.columns, made.block, made.sum_stages) for n in inside
     )  # fmt: skip
     rows = tuple(copied(n, 0, made.rows, made.summed, 1) for n in inside if n in scores)
     until = form.until if made.in_groups else None
