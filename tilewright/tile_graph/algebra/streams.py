@@ -26,6 +26,7 @@ from tilewright.ir.forms.expr import (
     Var,
     axes_of,
     const,
+    is_op,
     load,
     loads,
     maximum,
@@ -306,18 +307,21 @@ class Carrier:
     def _guarded(self, nest: Nest) -> Expr:
         """The nest's value as others follow it in the block: the stand-in where it carries no scale."""
         value = self._now(self._from_states(nest, nest.values[0]))
-        fixed = const(self.stream.stand_in, value.dtype)
+        lost: dict[Expr, None] = {}
         for reducer, (factor, moving) in self.stream.factors.items():
             own = [x for x in moving if x.source is nest.tensor]
-            if not own:
-                continue
-            alone: dict[Expr, Expr] = {x: value if x in own else const(self.stream.stand_in, x.dtype) for x in moving}
-            value = select(self._unscaled(reducer, factor, alone), fixed, value)
+            if own:
+                fixed = {x: const(self.stream.stand_in, x.dtype) for x in moving}
+                alone: dict[Expr, Expr] = {x: value if x in own else fixed[x] for x in moving}
+                lost[self._unscaled(reducer, factor, alone)] = None
+        for condition in lost:
+            value = select(condition, const(self.stream.stand_in, value.dtype), value)
         return value
 
     def _unscaled(self, reducer: Nest, factor: Expr, values: Mapping[Expr, Expr]) -> Expr:
         assert reducer.monoid is not None and reducer.monoid.operator is not None
-        return op("isnan", change(reducer.monoid.operator, factor, values, values))
+        same = change(reducer.monoid.operator, factor, values, values)
+        return op("isnan", same.args[0] if is_op(same, "exp") else same)  # exp makes no number of none, nor none of one
 
     def _correction(self, nest: Nest) -> Expr:
         """What the old state is multiplied by (or added to)."""

@@ -38,8 +38,10 @@ from tilewright.ir.forms.expr import (
     Expr,
     Load,
     all_of,
+    cast,
     const,
     eq,
+    load,
     lt,
     maximum,
     minimum,
@@ -58,7 +60,6 @@ from tilewright.tile_graph.algebra.nest import inline
 from tilewright.tile_graph.algebra.propagate import Range, extent_of
 from tilewright.tile_graph.algebra.streams import Work
 from tilewright.tile_graph.plan.form import Tile
-
 
 _GROUP_ROWS = 64
 
@@ -85,6 +86,7 @@ class GroupStream(RegisterStream):
         ):
             raise InternalError(f"kernel '{kernel.plan.name}': its rows see more than {self.until} places behind them")
         self.ends = self._ends()
+        self.parity = Buffer(kernel.names.fresh("parity"), (), dtypes.int32, Memory.REGISTER)
         fresh, shape = kernel.names.fresh, (self.fragments, self.block // 16, PAIR)
         self.totals = {w.nest.tensor: Buffer(fresh("scores"), shape, dtypes.float32, Memory.REGISTER)
                        for w in self.scores}  # fmt: skip
@@ -123,7 +125,7 @@ class GroupStream(RegisterStream):
     def statements(self) -> tuple[Stmt, ...]:
         place = self.items.index(self.loop)
         first, last = const(0), simplify(self.ends - 1)
-        body = [*self._rows_copied(self.scores), *self._copies(first, self.scores), commit()]
+        body = [*self._numbered(), *self._rows_copied(self.scores), *self._copies(first, self.scores), commit()]
         body.extend(self._copies(first, self.sums))
         if self.trips > 1:
             body.extend(where(lt(const(0), last), self._copies(const(1), self.scores)))
@@ -135,7 +137,7 @@ class GroupStream(RegisterStream):
         body.extend((*self._ready(last), *self._of_even(_meeting()), *self._summed(last), *self._done()))
         body.extend(s for work in self.items[place + 1 :] for s in self._work(work))
         kept = [b for _, b in self.registers.values()]
-        return alloc([*kept, *self.totals.values(), *self.operands.values()], body)
+        return alloc([self.parity, *kept, *self.totals.values(), *self.operands.values()], body)
 
     def _turns(self, last: Expr) -> list[Stmt]:
         """All blocks but the last: first those behind which comes one that is seen whole, without conditions."""
@@ -200,10 +202,19 @@ class GroupStream(RegisterStream):
 
     def _of_some(self, body: Sequence[Stmt], remainder: int) -> list[Stmt]:
         """What every second group of warps does, from the first or the second on."""
-        group = simplify(var(self.kernel.thread) // (WARP * self.form.warps))
         if self.rows == _GROUP_ROWS:
             return list(body) if remainder == 0 else []
-        return where(eq(simplify(group % 2), remainder), body)
+        return where(eq(load(self.parity, ()), remainder), body)
+
+    def _numbered(self) -> list[Stmt]:
+        """Whether a warp is of an odd group: read from its first lane, so that compilers know that warps agree."""
+        if self.rows == _GROUP_ROWS:
+            return []
+        own = Buffer(self.kernel.names.fresh("own"), (), dtypes.int32, Memory.REGISTER)
+        parity = simplify(var(self.kernel.thread) // (WARP * self.form.warps) % 2)
+        body = (Store(own, (), cast(parity, dtypes.int32)),
+                Instruction("shuffle", (Operand(self.parity, ()), Operand(own, ())), (const(0),)))  # fmt: skip
+        return list(alloc([own], body))
 
     def _at(self, work: Work, block: Expr, is_whole: bool = False) -> Work:
         """A work of the loop at one of its parts; conditions that always hold where it is seen whole are left out."""

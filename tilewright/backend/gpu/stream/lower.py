@@ -332,21 +332,26 @@ class RegisterStream:
         _, half = rows.loops
         near, far = Axis("near", 2), Axis("far", 2)
         at = {x: simplify(var(far) * 4 + var(half) * 2 + var(near)), i: var(rows.loops[0])}
-        total = Buffer(names.fresh("acc"), (), monoid.left[0].dtype, Memory.REGISTER)
-        other = Buffer(names.fresh("other"), (), total.dtype, Memory.REGISTER)
-        add = Store(total, (), _combined(monoid, load(total, ()), simplify(substitute(element, at))))
-        body: list[Stmt] = [Store(total, (), monoid.identity[0]), *unrolled([j, far, near], (add,))]
+        # two at a time: each step of one waits for the one before
+        totals = Buffer(names.fresh("acc"), (2,), monoid.left[0].dtype, Memory.REGISTER)
+        other = Buffer(names.fresh("other"), (), totals.dtype, Memory.REGISTER)
+        first, place = (const(0),), (var(near),)
+        total = load(totals, first)
+        add = Store(totals, place, _combined(monoid, load(totals, place), simplify(substitute(element, at))))
+        body: list[Stmt] = [*unrolled([near], (Store(totals, place, monoid.identity[0]),)),
+                            *unrolled([j, far, near], (add,)),
+                            Store(totals, first, _combined(monoid, total, load(totals, (const(1),))))]  # fmt: skip
         for distance in _QUAD:
-            body.append(Instruction("shuffle_xor", (Operand(other, ()), Operand(total, ())), (const(distance),)))
-            body.append(Store(total, (), _combined(monoid, load(total, ()), load(other, ()))))
-        result: Expr = load(total, ())
+            body.append(Instruction("shuffle_xor", (Operand(other, ()), Operand(totals, first)), (const(distance),)))
+            body.append(Store(totals, first, _combined(monoid, total, load(other, ()))))
+        result: Expr = total
         if factor is not None:
             result = op("mul", result, factor)
         if nest.initial:
             result = _combined(monoid, self._value(work, nest.initial[0], rows), result)
-        body.append(Store(total, (), result))
-        body.extend(self._results(work, total, (), rows))
-        return unrolled(rows.loops, alloc([total, other], body))
+        body.append(Store(totals, first, result))
+        body.extend(self._results(work, totals, first, rows))
+        return unrolled(rows.loops, alloc([totals, other], body))
 
     def _results(self, work: Work, total: Buffer, index: tuple[Expr, ...], spot: Spot) -> list[Stmt]:
         """What a nest stores of a reduction that a lane has, into registers."""
