@@ -148,8 +148,8 @@ def run_models(arguments: argparse.Namespace) -> list[gpu_models.Row]:
     warm_up()
     peers = arguments.peer or (gpu_peers.RUNTIMES if arguments.peers else ())
     named = [*arguments.files, *(arguments.model or ())]
-    return gpu_models.run_models(named or gpu_models.MODELS, arguments.size, arguments.precision,
-                                 device_microseconds, peers, arguments.peer_seconds, arguments.profile, arguments.batch)  # fmt: skip
+    return gpu_models.run_models(named or gpu_models.MODELS, arguments.size, arguments.precision, device_microseconds,
+                                 peers, arguments.peer_seconds, arguments.profile, arguments.batch)  # fmt: skip
 
 
 def run_plans(arguments: argparse.Namespace) -> int:

@@ -1,10 +1,10 @@
 """Models of the zoo in other runtimes on this machine's GPU, each model and runtime in a process of its own.
 
-`python bench/gpu_peers.py RUNTIME MODEL SIZE BATCH PRECISION FILE` prints `ready` when it is compiled, waits for a line, and
-prints one of JSON: microseconds of device time of a call. RUNTIME is `eager` (PyTorch inside a CUDA graph), `compile`
-(torch.compile inside one) or `xla` (the exported FILE node by node in JAX). XLA's executables cannot be captured: calls
-in flight and a loop of calls inside one executable are timed, and the shorter counts. While one is timed all others
-are stopped; those that are not ready in time are ended, and the others count.
+`python bench/gpu_peers.py RUNTIME MODEL SIZE BATCH PRECISION FILE` prints `ready` when it is compiled, waits for a
+line, and prints one of JSON: microseconds of device time of a call. RUNTIME is `eager` (PyTorch inside a CUDA graph),
+`compile` (torch.compile inside one) or `xla` (the exported FILE node by node in JAX). XLA's executables cannot be
+captured: calls in flight and a loop of calls inside one executable are timed, and the shorter counts. While one is
+timed all others are stopped; those that are not ready in time are ended, and the others count.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from bench import gpu_models, gpu_peers
 
 PEER = """
 import json, sys, time
-runtime, name, size, precision, path = sys.argv[1:]
+runtime, name, size, batch, precision, path = sys.argv[1:]
 if name == "broken":
     raise SystemExit("it has no such operator")
 if name == "slow":
@@ -46,7 +46,7 @@ def test_what_is_ready_counts(
     """Three at a time: the last is started when another has gone."""
     monkeypatch.setattr(gpu_peers, "_AT_ONCE", 3)
     peers = gpu_peers.Peers(
-        dict.fromkeys(("slow", "good", "broken", "fine"), ("compile",)), "full", "float16", script, 2.0
+        dict.fromkeys(("slow", "good", "broken", "fine"), ("compile",)), ("full", 1, "float16"), script, 2.0
     )
     processes = [peer._process for peer in peers.alive]
     assert len(processes) == 3
@@ -60,7 +60,7 @@ def test_what_is_ready_counts(
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 def test_the_others_stand_still(script: Path) -> None:
-    peers = gpu_peers.Peers({"slow": ("compile",)}, "full", "float16", script, 0.0)
+    peers = gpu_peers.Peers({"slow": ("compile",)}, ("full", 1, "float16"), script, 0.0)
     (peer,) = peers.alive
 
     def state() -> str:
@@ -91,7 +91,7 @@ def test_errors_are_taken_over_inputs_of_the_same_kind() -> None:
 def test_peers_are_those_that_can_run_a_model(script: Path) -> None:
     """A model file has no module that PyTorch could run."""
     wanted = {"good": ("eager", "compile"), str(script / "own.onnx"): ()}
-    peers = gpu_peers.Peers(wanted, "full", "float16", script, 0.0)
+    peers = gpu_peers.Peers(wanted, ("full", 1, "float16"), script, 0.0)
     assert {(p.runtime, p.name) for p in peers.alive} == {("eager", "good"), ("compile", "good")}
     peers.finish()
     assert gpu_peers.file_of(str(script / "own.onnx")) == "own.onnx"
@@ -107,6 +107,6 @@ def test_models_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     gpu_models.export_module(module, inputs, tmp_path / "own.onnx")
     found = gpu_models.random_inputs(tmp_path / "own.onnx")
     assert {name: (a.shape, a.dtype) for name, a in found.items()} == {"x": ((4, 3), np.float32)}
-    copied = gpu_models.export(str(tmp_path / "own.onnx"), "full", tmp_path / "copy.onnx")
+    copied = gpu_models.export(str(tmp_path / "own.onnx"), "full", 1, tmp_path / "copy.onnx")
     assert copied.read_bytes() == (tmp_path / "own.onnx").read_bytes()
     np.testing.assert_array_equal(np.load(tmp_path / "copy.npz")["x"], found["x"])

@@ -240,7 +240,7 @@ class GroupStream(RegisterStream):
         for work in self.scores:
             contract, total = self._group(work), self.totals[work.nest.tensor]
             steps = range(contract.step // self.form.depth)
-            made.extend(contract.product(total, self._slot(block, work), step, goes_on=step > 0) for step in steps)
+            made.extend(contract.product(total, self._slot(block), step, goes_on=step > 0) for step in steps)
         return [*made, _committed(self.totals[self.scores[0].nest.tensor])]
 
     def _waited(self, pending: int) -> list[Stmt]:
@@ -271,7 +271,7 @@ class GroupStream(RegisterStream):
             contract, operand = self._group(work), self.operands[work.nest.tensor]
             for step in range(contract.step // self.form.depth):
                 rows = Operand(operand, (const(0), const(step), const(0)))
-                made.append(contract.product_of_kept(self._state(work), rows, self._slot(block, work), step))
+                made.append(contract.product_of_kept(self._state(work), rows, self._slot(block), step))
         return [*made, _committed(self._state(self.sums[0]))]
 
     def _done(self) -> list[Stmt]:

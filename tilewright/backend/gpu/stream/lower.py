@@ -409,15 +409,14 @@ class RegisterStream:
     def _products(self, kind: str) -> list[Work]:
         return [w for w in self.loop.works() if w.nest.tensor in self.contracts and self._kind(w) == kind]
 
-    def _slot(self, block: Expr, work: Work) -> Expr:
-        stages = self.contracts[work.nest.tensor].ring(1).hold.stages
-        return simplify(block % stages) if stages > 1 else const(0)
+    def _slot(self, block: Expr) -> Expr:
+        return simplify(block % self.stages) if self.stages > 1 else const(0)
 
     def _copies(self, block: Expr, works: Sequence[Work]) -> list[Stmt]:
         """Operands along the streamed axis of one block into their rings."""
         made: list[Stmt] = []
+        slot = self._slot(block)
         for work in works:
-            slot = self._slot(block, work)
             contract = self.contracts[work.nest.tensor].of_part(self._nest(work, block))
             groups = contract.fill(1, const(0), slot, const(0), self._fixed(work), ())
             made.extend(s for group in groups for s in group)
@@ -467,7 +466,7 @@ class RegisterStream:
             Buffer(names.fresh("b"), (contract.fragments[1] // 2, 2 * form.b.elements), form.operand, Memory.REGISTER)
             for _ in range(2)
         ]
-        slot = self._slot(var(self.loop.axis), work)
+        slot = self._slot(var(self.loop.axis))
         body.extend(contract.column_fragments(sets[0], slot, const(0)))
         for step in range(depth):
             if step + 1 < depth:
