@@ -2,9 +2,12 @@
 
 A block of the streamed axis is three things: scores, products with results along the axis; what threads make of them;
 and sums along the axis, products of that. Of scores the next block's are multiplied while this block's are summed up,
-and threads go on with the next block's as soon as they are there, under the sums. So both rings have two places: the
-tensor cores read one part of each while the part behind comes, and one barrier a block frees the other two places.
-Rows of a sum's product stay in registers, and are overwritten when the sums before are done.
+and threads go on with the next block's as soon as they are there, under the sums. A warp stands still until its own
+products are taken up, so that threads work under the products of other groups: of those of a block every second one is
+half a turn behind. They meet once a block, the first before its products and the second behind its scores; then what
+was copied is there for all, and places are free of which the second group's sums do not read: rings have three places
+for several groups, two for one. Rows of a sum's product stay in registers, and are overwritten when the sums before
+are done.
 """
 
 from __future__ import annotations
