@@ -20,7 +20,7 @@ from tilewright.tile_graph.algebra.propagate import extent_of
 
 def walk_steps(kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> WalkedSteps | None:
     """The steps walked by one kernel, where that is possible and predicted to be faster than a call each."""
-    if len(kernels) != 1:
+    if len(kernels) != 1 or not scan.carry:  # steps without a state are no recurrence: nothing is handed on inside
         return None
     (step,) = kernels
     stores = {t for nest in step.nests for t in nest.stores}
