@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from onnx import ModelProto
 
 from bench.support import table
-from tilewright.backend import backend_for
 from tilewright.compiler.pipeline import build
 from tilewright.errors import InternalError
 from tilewright.frontend.onnx.model import load
 from tilewright.ir.analysis import verify
-from tilewright.lower.program import lower_program
+from tilewright.ir.forms.loops import Stmt
 from tilewright.options import Options
 from tilewright.target import machine
-from tilewright.tile_graph.check.kernels import check_plan
+from tilewright.tune.models import Builder
 from tilewright.tune.parts import edited
 from tilewright.tune.subjects import Model, Subject, Trial, find_subjects
 
@@ -45,13 +44,13 @@ def planned(path: Path | ModelProto, name: str) -> Model:
 
 def count(model: Model, each: int) -> Count:
     """Up to so many plans of each subject, each put into the model."""
-    found = Count()
+    found, checked = Count(), Checked(model)
     for subject in find_subjects(model):
         found.subjects += 1
         for trial in trials(subject, each):
             found.plans += 1
             found.structures += any(not edit.is_one_for_one for edit in trial.edits)
-            wrong = why_illegal(subject, trial)
+            wrong = checked.why_illegal(trial)
             found.illegal += wrong is not None
             found.first = found.first or str(wrong or "")
         found.refused += subject.refused
@@ -67,18 +66,26 @@ def trials(subject: Subject, each: int) -> Iterator[Trial]:
             yield trial
 
 
-def why_illegal(subject: Subject, trial: Trial) -> InternalError | None:
-    model = subject.model
-    backend = backend_for(model.target)
-    try:
-        plan = edited(model.program, model.plan, model.target, trial.edits)
-        check_plan(plan, model.program, model.target)
-        loops = lower_program(model.program, plan, backend.lower_kernel)
-        verify.verify_loops(loops)
-        backend.check_limits(loops, model.target)
-    except InternalError as error:
-        return error
-    return None
+@dataclass
+class Checked:
+    """Plans of a model, lowered whole; kernels that they have in common are lowered and looked at once."""
+
+    model: Model
+    seen: dict[int, tuple[Stmt, ...]] = field(default_factory=dict)  # kernels' bodies by identity, kept for it
+
+    def __post_init__(self) -> None:
+        self.builder = Builder(self.model.program, self.model.target, Options(target=self.model.target.name))
+
+    def why_illegal(self, trial: Trial) -> InternalError | None:
+        model = self.model
+        try:
+            loops = self.builder.lowered(edited(model.program, model.plan, model.target, trial.edits))
+            known = tuple(replace(k, body=()) if id(k.body) in self.seen else k for k in loops.kernels)
+            verify.verify_loops(replace(loops, kernels=known))
+        except InternalError as error:
+            return error
+        self.seen.update({id(kernel.body): kernel.body for kernel in loops.kernels})
+        return None
 
 
 def report(paths: Mapping[str, Path], machines: Iterable[str], each: int) -> int:

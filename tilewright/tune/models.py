@@ -64,7 +64,7 @@ class Builder:
         self.program, self.target, self.options = program, target, options
         self.backend = backend_for(target)
         self._bindings: dict[tuple[Tile, tuple[Layout, ...]], Binding] = {}
-        self._texts: dict[int, tuple[Kernel, dict[str, str]]] = {}  # by identity of the kernel, which is kept for it
+        self._texts: dict[tuple[str, int], tuple[Kernel, dict[str, str]]] = {}  # by name and identity of what it does
 
     @contextmanager
     def built(self, plan: Plan) -> Iterator[Built]:
@@ -98,9 +98,10 @@ class Builder:
 
     def _rendered(self, loops: LoopProgram, kernel: Kernel) -> dict[str, str]:
         """Each by itself: the text of one that stays must not stand on one that changes."""
-        if id(kernel) not in self._texts:
-            self._texts[id(kernel)] = (kernel, self.backend.render(replace(loops, kernels=(kernel,)), self.target))
-        return self._texts[id(kernel)][1]
+        key = (kernel.name, id(kernel.body))  # a kernel that is bound again has another name at most
+        if key not in self._texts:
+            self._texts[key] = (kernel, self.backend.render(replace(loops, kernels=(kernel,)), self.target))
+        return self._texts[key][1]
 
 
 def sat(program: Program, own: Built, other: Built, seconds: float) -> Times:

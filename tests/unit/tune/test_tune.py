@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -317,6 +318,26 @@ def test_every_call_belongs_to_one_group(model: ModelProto) -> None:
     groups = find_groups(program, plan, CPU)
     found = [n for g in groups for n in calls_of([plan.kernels[i] for i in g.members], program, loops)]
     assert sorted(found) == list(range(len(loops.calls)))
+
+
+def test_kernels_that_stay_are_written_once(model: ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, plan = planned(model)
+    builder = Builder(program, N1, options(tmp_path))
+    written: list[str] = []
+    render = backend.CpuBackend.render
+
+    def counted(self: Any, loops: Any, target: Any, **more: Any) -> dict[str, str]:
+        written.extend(kernel.name for kernel in loops.kernels)
+        return render(self, loops, target, **more)
+
+    monkeypatch.setattr(backend.CpuBackend, "render", counted)
+    monkeypatch.setattr(backend.CpuBackend, "load", lambda *_, **__: BytesIO())
+    with builder.built(plan):
+        assert len(written) == len(set(written)) > 1
+    group, *_ = find_groups(program, plan, N1)
+    written.clear()
+    with builder.built(with_choices(program, plan, [(group, group.alternatives(1)[0])])):
+        assert len(written) == 1, "the one that changed"
 
 
 def test_the_default_is_a_candidate(model: ModelProto) -> None:
