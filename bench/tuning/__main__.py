@@ -3,6 +3,7 @@
     python -m bench.tuning legal                 every plan it would measure, on four machines, without running any
     python -m bench.tuning gain --for 2m         what it gains, measured once more in a process of its own
     python -m bench.tuning aa                    how often equal plans are taken for faster
+    python -m bench.tuning families              trials that families save, replayed from the judge's records
 
 The exit status is 1 where a plan is illegal, a model becomes slower, or more than 5% of equal plans are changed.
 """
@@ -14,8 +15,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from bench.judge.judge import STORED
 from bench.support import exported
-from bench.tuning import legal, timed
+from bench.tuning import families, legal, timed
 from bench.zoo import MODELS, SIZES
 from tilewright.options import Options
 
@@ -26,7 +28,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bench.tuning", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("action", choices=("legal", "gain", "aa"))
+    parser.add_argument("action", choices=("legal", "gain", "aa", "families"))
     parser.add_argument("--models", default=",".join(MODELS), help="of the zoo, comma-separated (default: all)")
     parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--exports", type=Path, help="folder of exported models, filled as needed and kept")
@@ -37,7 +39,12 @@ def main() -> int:
     parser.add_argument("--target", default="cpu")
     parser.add_argument("--threads", type=int, help="of a CPU; 1 is timed by its processor time")
     parser.add_argument("--precision", help="as tilewright run takes it")
+    parser.add_argument("--records", type=Path, nargs="*", help="of families (default: those of bench/judge/records)")
+    parser.add_argument("--seeds", type=int, default=3, help="of families: of models, and of each (default: 3)")
     given = parser.parse_args()
+    if given.action == "families":
+        families.report(given.records or sorted(STORED.glob("*.jsonl*")), given.seeds, given.seeds)
+        return 0
     with tempfile.TemporaryDirectory(prefix="tilewright-tuning-") as temporary:
         folder = (given.exports or Path(temporary)) / given.size
         folder.mkdir(parents=True, exist_ok=True)

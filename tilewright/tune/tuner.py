@@ -20,6 +20,8 @@ from tilewright.schedule.price import priced
 from tilewright.target import Target
 from tilewright.tile_graph.plan.form import Plan
 from tilewright.tune.answers import Array, answers, are_same
+from tilewright.tune.families import Beliefs, Key, change, family, unchanged
+from tilewright.tune.features import Told, features
 from tilewright.tune.fresh import measured
 from tilewright.tune.log import Log, Outcome
 from tilewright.tune.models import Builder, Built, Times, calls_within, sat
@@ -37,6 +39,7 @@ _CHECK_SECONDS = 5.0  # of the choices together, until it is known how long a mo
 _CHECK_SHARE = 0.3  # of all time, at most
 _IN_VAIN = 24  # trials without a gain after which there is none to be expected
 _IN_VAIN_SECONDS, _IN_VAIN_FEWEST = 17.0, 10
+_LOOKED_AT = 3  # times as many trials as a round measures, of which it takes the most promising
 _TURNS = 2  # that a trial has where what else ran disturbed it
 
 
@@ -106,6 +109,14 @@ def _with(model: Model, choices: Sequence[Choice], said: Mapping[str, str]) -> P
     return plan.with_kernels(told)
 
 
+@dataclass(frozen=True, eq=False)
+class _Waiting:
+    """A trial that waits for its turn, and what it changes."""
+
+    trial: Trial
+    change: Array
+
+
 @dataclass
 class _Turn:
     """A subject as it takes its turns."""
@@ -113,12 +124,32 @@ class _Turn:
     subject: Subject
     calls: list[int]
     share: float  # of the model's time
-    turns: int = 0
-    waiting: list[Trial] = field(default_factory=list)  # that were disturbed
+    own: Sequence[Told]  # its own plan; nothing where predictions know no such kernels
+    best: float = 1.0  # ratio measured to its own
+    looked_at: int = 0  # plans
+    waiting: list[_Waiting] = field(default_factory=list)
 
     @property
-    def promise(self) -> float:
-        return self.share / (1 + self.turns)
+    def key(self) -> Key:
+        return (family(self.own) if self.own else self.subject.kind), self.subject.part.task
+
+    def look(self, known: Callable[[str], bool]) -> None:
+        """At one more plan, which waits then where it is a trial."""
+        self.looked_at += 1
+        trial = self.subject.following(known)
+        if trial is not None:
+            self.waiting.append(_Waiting(trial, self.change(trial.plan)))
+
+    def change(self, plan: Plan) -> Array:
+        told = _told(self.subject, plan) if self.own else ()
+        return change(self.own, told) if told else unchanged()
+
+
+def _told(subject: Subject, plan: Plan) -> Sequence[Told]:
+    try:
+        return features(subject.part.program, plan, subject.model.target)
+    except InternalError:
+        return ()  # it is measured without a prediction
 
 
 class _Tuner:
@@ -130,6 +161,7 @@ class _Tuner:
         self.whole = options.tune
         self.begin = time.perf_counter()
         self.turns: list[_Turn] = []
+        self.beliefs = Beliefs()
         self.trials = 0
         self.size = _FIRST_TRIALS  # trials of the next round
         self.trial_seconds = 0.0  # of a trial in the round before, with its part of what all have in common
@@ -200,7 +232,11 @@ class _Tuner:
             calls = calls_within(subject.tensors, self.model.program, own)
             share = float(times[calls].sum() / times.sum())
             if calls and share >= _LEAST_SHARE:
-                yield _Turn(subject, calls, share, self.log.count(subject.part))
+                known = self.log.count(subject.part)
+                turn = _Turn(subject, calls, share, _told(subject, subject.part.own), looked_at=known)
+                for outcome in self.log.outcomes(subject.part):
+                    self._believe(turn, turn.change(outcome.plan), outcome.ratio)
+                yield turn
 
     @property
     def _has_time(self) -> bool:
@@ -226,27 +262,42 @@ class _Tuner:
             most = max(1, min(most, int((self.left - self._check_seconds) / self.trial_seconds)))
         if self.options.tune_trials is not None:
             most = min(most, self.options.tune_trials - self.log.state.trials)
+        self._look(subjects, _LOOKED_AT * most)
+        return self._most_promising(most)
+
+    def _look(self, subjects: Iterator[_Turn], wanted: int) -> None:
+        """Makes trials of subjects that take much of the time and were looked at little, until so many wait or it has
+        taken as long as they are run."""
         end = time.perf_counter() + 2 * _SECONDS_A_SITTING
-        chosen: list[tuple[_Turn, Trial]] = []
-        taken: set[str] = set()
-        while len(chosen) < most and (time.perf_counter() < end or not chosen):
+        while (count := sum(len(t.waiting) for t in self.turns)) < wanted and (time.perf_counter() < end or not count):
             new = next(subjects, None)
             if new is not None:
                 self.turns.append(new)
-            able = [t for t in self.turns if not t.subject.is_done or t.waiting]
-            able = [t for t in able if taken.isdisjoint(t.subject.kernels)]
-            if not able and (new is None or chosen):
-                break
-            for turn in sorted(able, key=lambda t: -t.promise)[:1]:
-                trial = turn.waiting.pop() if turn.waiting else turn.subject.following(
-                    lambda key, part=turn.subject.part: self.log.is_known(part, key))  # type: ignore[misc]
-                turn.turns += 1
-                if trial is not None:
-                    chosen.append((turn, trial))
-                    taken |= turn.subject.kernels
-            if self.left <= self._check_seconds:
-                break
+            able = [t for t in self.turns if not t.subject.is_done]
+            if self.left <= self._check_seconds or (not able and new is None):
+                return
+            if able:
+                turn = max(able, key=lambda t: t.share / (1 + t.looked_at))
+                turn.look(lambda key, part=turn.subject.part: self.log.is_known(part, key))  # type: ignore[misc]
+
+    def _most_promising(self, most: int) -> list[tuple[_Turn, Trial]]:
+        """Trials of different kernels, by what the model is expected to gain."""
+        waiting = [(turn, one) for turn in self.turns for one in turn.waiting]
+        expected = self.beliefs.expected([(turn.key, one.change) for turn, one in waiting])
+        gains = [turn.share * e.gain(turn.best) for (turn, _), e in zip(waiting, expected, strict=True)]
+        chosen: list[tuple[_Turn, Trial]] = []
+        taken: set[str] = set()
+        for place in sorted(range(len(waiting)), key=lambda i: -gains[i]):
+            turn, one = waiting[place]
+            if len(chosen) < most and taken.isdisjoint(turn.subject.kernels):
+                turn.waiting.remove(one)
+                taken |= turn.subject.kernels
+                chosen.append((turn, one.trial))
         return chosen
+
+    def _believe(self, turn: _Turn, changed: Array, ratio: float) -> None:
+        turn.best = min(turn.best, ratio)
+        self.beliefs.learn(turn.key, changed, ratio)
 
     def _round(self, own: Built, expected: Sequence[Array], chosen: Sequence[tuple[_Turn, Trial]]) -> None:
         """Measures trials together; where their answers are not the planner's, in halves, until it is known whose."""
@@ -282,8 +333,9 @@ class _Tuner:
                 key = f"{turn.subject.part.task} {trial.key}"
                 self.asked[key] = self.asked.get(key, 1) + 1
                 if self.asked[key] <= _TURNS:
-                    turn.waiting.append(trial)
+                    turn.waiting.append(_Waiting(trial, turn.change(trial.plan)))
                 continue
+            self._believe(turn, turn.change(trial.plan), found.ratio.middle)
             self.trials += 1
             self.log.state.trials += 1
             self.log.append(turn.subject, trial.plan, found, 1 + len(turn.subject.others))
