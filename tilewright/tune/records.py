@@ -130,13 +130,25 @@ def read(path: Path) -> Records:
     found = Records()
     try:
         data = path.read_bytes()
-        lines = (lzma.decompress(data) if path.suffix == COMPRESSED else data).decode().splitlines()
+        text = (lzma.decompress(data) if path.suffix == COMPRESSED else data).decode()
     except (OSError, lzma.LZMAError, UnicodeDecodeError) as error:
         raise RecordError(f"cannot read records of {path}: {error}") from error
-    for number, line in enumerate(lines, 1):
+    lines = text.splitlines()
+    for number, line in enumerate(lines[:-1] if _is_cut(text) else lines, 1):
         if line.strip():
             _Line(f"{path}, line {number}").read(line, found)
     return found
+
+
+def _is_cut(text: str) -> bool:
+    """Whether the last line was not written to its end: whoever wrote it was killed, and it was never recorded."""
+    if not text or text.endswith("\n"):
+        return False
+    try:
+        json.loads(text.splitlines()[-1])
+    except json.JSONDecodeError:
+        return True
+    return False
 
 
 class Writer:
@@ -146,6 +158,7 @@ class Writer:
         if path.suffix == COMPRESSED:
             raise RecordError(f"{path} is compressed, and only plain files grow: give another name, compress it later")
         self.path = path
+        self._end_last_line()
         known = read(path) if path.is_file() else Records()
         self.records = known
         self.known = {*known.programs, *known.targets}
@@ -161,11 +174,19 @@ class Writer:
         lines.append({"kind": "measurement", "class": told.pop("kind"), **told})
         text = "".join(json.dumps({"version": VERSION, **line}, separators=(",", ":")) + "\n" for line in lines)
         try:
-            with self.path.open("a") as file:  # whole lines at once: whoever breaks off leaves none that is cut
-                file.write(text)
+            with self.path.open("ab", buffering=0) as file:  # whole lines at once: whoever is killed leaves few cut
+                file.write(text.encode())
         except OSError as error:
             raise RecordError(f"cannot write records to {self.path}: {error.strerror}") from error
         self.known |= {measurement.program, measurement.target}
+
+    def _end_last_line(self) -> None:
+        """What is appended begins a line of its own; one that was cut goes."""
+        data = self.path.read_bytes() if self.path.is_file() else b""
+        if not data or data.endswith(b"\n"):
+            return
+        whole = data[: data.rfind(b"\n") + 1] if _is_cut(data.decode(errors="replace")) else data + b"\n"
+        self.path.write_bytes(whole)
 
 
 def read_program(text: str, fill: Callable[[Any, tuple[int, ...]], np.ndarray] | None = None) -> Program:

@@ -89,12 +89,17 @@ def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, line: int, change:
     assert f"{path}, {told}" in str(caught.value)
 
 
-def test_a_line_that_was_cut_is_told(tmp_path: Path) -> None:
+def test_a_line_that_was_cut_is_told_unless_its_writer_was_killed(tmp_path: Path) -> None:
     path = tmp_path / "some.jsonl"
     written(path)
-    path.write_text(path.read_text()[:-20])
+    whole = path.read_text()
+    path.write_text(whole[:-20] + "\n")
     with pytest.raises(RecordError, match=r"line 3: not JSON"):
         read(path)
+    path.write_text(whole[:-20])
+    assert not read(path).measurements and read(path).programs
+    path.write_text(whole.rstrip())
+    assert len(read(path).measurements) == 1, "a last line may end without a new one"
 
 
 def test_constants_of_a_program_are_filled_as_asked() -> None:

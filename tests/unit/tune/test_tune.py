@@ -162,6 +162,22 @@ def test_the_next_run_goes_on_and_repeats_nothing(
     assert all(ratio < 1 for m in repeated for ratio in ratios_of(tmp_path, m)), "only choices are, in the end"
 
 
+def test_a_record_that_was_cut_off_is_no_record(
+    model: ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is killed while writing leaves the beginning of a line: the next run goes on after the one before."""
+    program, plan = planned(model)
+    MadeUp(own_seconds(plan)).put_in_place(monkeypatch)
+    tuned((program, plan), tmp_path, tune_trials=4)
+    (path,) = stored(tmp_path)
+    before = known(tmp_path)
+    path.write_bytes(path.read_bytes()[:-40])
+    assert known(tmp_path) == before[:-1]
+    tuned((program, plan), tmp_path, tune_trials=8)
+    after = known(tmp_path)
+    assert after[: len(before) - 1] == before[:-1] and len(after) > len(before)
+
+
 def test_a_wrong_answer_never_wins(
     model: ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
