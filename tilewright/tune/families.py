@@ -28,7 +28,7 @@ CHANGES = (
 # Of those tried, what needs few trials on both machines of the judge's records (python -m bench.tuning families).
 _PREDICTION = 0.3  # how much of the prediction may be missing or too much
 _CHANGE = 0.12  # by how much a doubling may change the time
-_NOISE = 0.2  # of a trial that neither explains
+_NOISE = 0.35  # of a trial that neither explains
 
 _SCALES = np.array([_PREDICTION, *(_CHANGE for _ in CHANGES)])
 
