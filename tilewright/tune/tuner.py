@@ -127,6 +127,7 @@ class _Turn:
     own: Sequence[Told]  # its own plan; nothing where predictions know no such kernels
     best: float = 1.0  # ratio measured to its own
     looked_at: int = 0  # plans
+    tried: int = 0  # of them
     waiting: list[_Waiting] = field(default_factory=list)
 
     @property
@@ -233,7 +234,7 @@ class _Tuner:
             share = float(times[calls].sum() / times.sum())
             if calls and share >= _LEAST_SHARE:
                 known = self.log.count(subject.part)
-                turn = _Turn(subject, calls, share, _told(subject, subject.part.own), looked_at=known)
+                turn = _Turn(subject, calls, share, _told(subject, subject.part.own), looked_at=known, tried=known)
                 for outcome in self.log.outcomes(subject.part):
                     self._believe(turn, turn.change(outcome.plan), outcome.ratio)
                 yield turn
@@ -283,14 +284,18 @@ class _Tuner:
     def _most_promising(self, most: int) -> list[tuple[_Turn, Trial]]:
         """Trials of different kernels, by what the model is expected to gain."""
         waiting = [(turn, one) for turn in self.turns for one in turn.waiting]
-        expected = self.beliefs.expected([(turn.key, one.change) for turn, one in waiting])
-        gains = [turn.share * e.gain(turn.best) for (turn, _), e in zip(waiting, expected, strict=True)]
+        if self.model.target.kind == "gpu":  # replays say that beliefs cost trials there: groups take turns
+            gains = [turn.share / (1 + turn.tried) for turn, _ in waiting]
+        else:
+            expected = self.beliefs.expected([(turn.key, one.change) for turn, one in waiting])
+            gains = [turn.share * e.gain(turn.best) for (turn, _), e in zip(waiting, expected, strict=True)]
         chosen: list[tuple[_Turn, Trial]] = []
         taken: set[str] = set()
         for place in sorted(range(len(waiting)), key=lambda i: -gains[i]):
             turn, one = waiting[place]
             if len(chosen) < most and taken.isdisjoint(turn.subject.kernels):
                 turn.waiting.remove(one)
+                turn.tried += 1
                 taken |= turn.subject.kernels
                 chosen.append((turn, one.trial))
         return chosen

@@ -50,7 +50,7 @@ def test_trials_change_the_order_of_what_waits() -> None:
     waiting = [(OTHER, doubled("tile", predicted=log(0.97))), (OTHER, doubled("register"))]
     beliefs = Beliefs()
     before = [e.gain() for e in beliefs.expected(waiting)]
-    for _ in range(6):
+    for _ in range(20):
         beliefs.learn(PRODUCT, doubled("register"), 0.6)
     after = [e.gain() for e in beliefs.expected(waiting)]
     assert before[0] > before[1] and after[1] > after[0]
