@@ -284,7 +284,7 @@ class _Tuner:
     def _most_promising(self, most: int) -> list[tuple[_Turn, Trial]]:
         """Trials of different kernels, by what the model is expected to gain."""
         waiting = [(turn, one) for turn in self.turns for one in turn.waiting]
-        if self.model.target.kind == "gpu":  # replays say that beliefs cost trials there: groups take turns
+        if self.log.clock == "device":  # replays say that beliefs cost trials on GPUs: groups take turns
             gains = [turn.share / (1 + turn.tried) for turn, _ in waiting]
         else:
             expected = self.beliefs.expected([(turn.key, one.change) for turn, one in waiting])
