@@ -82,3 +82,17 @@ def test_tiles_that_read_each_other_s_parts_have_to_meet() -> None:
     assert [b.axis for a in kernel.axes if a.name in dict(kernel.sizes) for b in a.binds] == ["o0"]
     with pytest.raises(InternalError, match="end without a barrier"):
         check_plan(plan, rows, target)
+
+
+@pytest.mark.parametrize("name", ["neoverse_n1", "emerald_rapids", "h200"])
+def test_steps_that_hand_nothing_on_are_calls(name: str) -> None:
+    """There is no state whose last place the kernel could begin with."""
+    i, j = axes()
+    twice = Map(NEXT, (i, j), load(X, (var(T), var(i), var(j))) * 2.0)
+    scan = Scan(T, (), (), (twice,), (), (), ((NEXT, Tensor("y", (STEPS, ROWS, COLUMNS), F32)),))
+    program, target = Program((X,), scan.outputs, (scan,), {}), machine(name)
+    plan = make_plan(program, target)
+    check_plan(plan, program, target)
+    assert not any(getattr(n, "over", "") == "steps" for k in plan.kernels for n in k.walk())
+    x = np.ones(X.shape, np.float32)
+    assert (interpret_tree(program, plan, {"x": x})[0]["y"] == 2).all()
