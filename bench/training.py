@@ -1,13 +1,15 @@
 """Training on two processes beside PyTorch on one: python -m bench.training [--models mlp gpt] [--ways tensor data].
 
 Ten steps of a small model for every way to share it out: how far the losses are from those of PyTorch, and how much of
-the weights and moments each rank has.
+the weights and moments each rank has. `python -m bench.training plan --mesh pp=16,tp=4` plans a step of a GPT whose
+weights nobody has, on described devices: how long that takes, and what the stages are predicted to take.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -21,6 +23,7 @@ from torch import nn
 import tilewright.training as training
 
 _STEPS, _BATCH, _TOKENS, _WORDS = 10, 8, 16, 64
+_PLANNED_TOKENS = 1024
 # mesh, parts of the batch
 _WAYS = {"one": ("", 1), "tensor": ("tp=2", 1), "data": ("dp=2", 1), "pipeline": ("pp=2", 4)}
 _OPTIMISERS: dict[str, training.SGD | training.Adam] = {"sgd": training.SGD(0.1, 0.9), "adam": training.Adam(1e-2)}
@@ -142,18 +145,58 @@ def compare(names: Sequence[str], ways: Sequence[str], optimisers: Sequence[str]
     return int(worst > 1e-4)
 
 
+def plan(mesh: str, parts: int, layers: int, width: int, heads: int, words: int, batch: int, cluster: str) -> None:
+    """A step of a GPT on a mesh of a described cluster, planned in processor seconds of this process."""
+    from tilewright.distributed.compiling import Asked
+    from tilewright.distributed.meshes import parse_mesh
+    from tilewright.distributed.training import planned
+    from tilewright.ops import lower
+    from tilewright.options import Options
+    from tilewright.pytorch.training import trained_graph
+    from tilewright.transform.clean.fold import fold_constants
+    from tilewright.transform.gradient.step import training_step
+
+    begun = time.process_time()
+    with torch.device("meta"):
+        module = Transformer(words, _PLANNED_TOKENS, width, heads, layers)
+    for part in module.modules():  # one zero for all, whatever their shape
+        for name, weight in part.named_parameters(recurse=False):
+            setattr(part, name, nn.Parameter(torch.zeros(1).expand(weight.shape)))
+    x = torch.zeros(batch // parts, _PLANNED_TOKENS, dtype=torch.int64)
+    found = trained_graph(module, (x, x), 1)
+    step = training_step(fold_constants(lower(found.graph)), found.weights, training.Adam(1e-4), parts)
+    read = time.process_time()
+    sharded = planned(step, Asked(parse_mesh(mesh), parts, cluster=cluster), Options())
+    done = time.process_time()
+    count = sum(math.prod(array.shape) for array in found.weights.values())
+    print(f"{count / 1e9:.1f} billion weights, {len(step.program.computes)} computes, {sharded.ranks} ranks, "
+          f"mesh {mesh}, {parts} parts")  # fmt: skip
+    print(f"read and differentiated in {read - begun:.1f} s of processor time, planned in {done - read:.1f} s")
+    print(f"a prediction in float32 on {cluster}: {sharded.seconds:.3g} s a step; stages, ms a part: "
+          f"{', '.join(f'{1e3 * stage.seconds:.4g}' for stage in sharded.stages)}")  # fmt: skip
+
+
 def main() -> int:
     if len(sys.argv) > 1 and sys.argv[1] == "work":
         name, mesh, parts, optimiser, cluster = sys.argv[2:]
         work(name, mesh, int(parts), optimiser, cluster)
         return 0
     parser = argparse.ArgumentParser(prog="python -m bench.training", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("what", nargs="?", choices=("compare", "plan"), default="compare")
     parser.add_argument("--models", nargs="+", choices=("mlp", "gpt"), default=["mlp", "gpt"])
     parser.add_argument("--ways", nargs="+", choices=tuple(_WAYS), default=list(_WAYS))
     parser.add_argument("--optimisers", nargs="+", choices=tuple(_OPTIMISERS), default=["sgd", "adam"])
-    parser.add_argument("--cluster", default="processes", help="as which the processes' links are described")
+    parser.add_argument("--cluster", help="as which the links are described: processes, of a plan a100_2x8")
+    parser.add_argument("--mesh", default="pp=16,tp=4", help="of a plan")
+    parser.add_argument("--parts", type=int, default=64, help="of a plan's batch")
+    sizes = {"layers": 48, "width": 8192, "heads": 64, "words": 51200, "batch": 1024}
+    for name, size in sizes.items():
+        parser.add_argument(f"--{name}", type=int, default=size, help="of a plan's model")
     asked = parser.parse_args()
-    return compare(asked.models, asked.ways, asked.optimisers, asked.cluster)
+    if asked.what == "plan":
+        plan(asked.mesh, asked.parts, *(getattr(asked, name) for name in sizes), asked.cluster or "a100_2x8")
+        return 0
+    return compare(asked.models, asked.ways, asked.optimisers, asked.cluster or "processes")
 
 
 if __name__ == "__main__":
