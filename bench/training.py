@@ -194,7 +194,8 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=int, default=size, help="of a plan's model")
     asked = parser.parse_args()
     if asked.what == "plan":
-        plan(asked.mesh, asked.parts, *(getattr(asked, name) for name in sizes), asked.cluster or "a100_2x8")
+        plan(asked.mesh, asked.parts, asked.layers, asked.width, asked.heads, asked.words, asked.batch,
+             asked.cluster or "a100_2x8")  # fmt: skip
         return 0
     return compare(asked.models, asked.ways, asked.optimisers, asked.cluster or "processes")
 
