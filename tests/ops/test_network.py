@@ -162,7 +162,7 @@ def test_unique(dtype: Any, axis: int | None, in_order: int, kernel_cache: Path)
         places, counts = places[by_place], counts[by_place]
     for got, want in zip(model(x), (values, places, inverse, counts), strict=True):
         np.testing.assert_array_equal(got, want)
-    assert len(model.calls) > 50  # the steps of a network
+    assert len(model.calls) > 10  # a network, whose steps may run inside kernels
 
 
 @pytest.mark.slow

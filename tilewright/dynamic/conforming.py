@@ -53,7 +53,9 @@ def conforms(value: Any, hint: Any) -> bool:
 
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
-    try:
-        return get_type_hints(kind)
-    except NameError:  # a name that only a checker of types imports
-        return {}
+    vague: dict[str, Any] = {}  # names that only a checker of types imports: of all others something is said
+    while True:
+        try:
+            return get_type_hints(kind, localns=vague)
+        except NameError as error:
+            vague[str(error.name)] = Any

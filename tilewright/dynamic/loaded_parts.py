@@ -17,7 +17,7 @@ from tilewright.dynamic.model import Compiled
 from tilewright.dynamic.parts import tools_for
 from tilewright.dynamic.saved_parts import DATA, FORMAT, KIND, PARTS, PLAN
 from tilewright.dynamic.staged_model import StagedModel, Tools
-from tilewright.dynamic.stages import Following, Stage
+from tilewright.dynamic.stages import BODIES, Following, Stage
 from tilewright.errors import CutError, ModelError, OutsideError, RegionError, UndecidedError
 from tilewright.ir.forms.graph import Graph
 from tilewright.options import Options
@@ -48,20 +48,41 @@ def load(
         size = (folder / DATA).stat().st_size
         data = np.memmap(folder / DATA, np.uint8, "r") if size else np.zeros(0, np.uint8)
         plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
-        model = _Reader(Decoder(data), parts, tools).model(plan)
-        _check_order(model)
-        return model
+        return _Reader(Decoder(data), parts, tools).model(plan)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise damaged from error
 
 
 def _check_order(model: StagedModel) -> None:
-    """Nodes read what is there: inputs, constants and results of nodes before them."""
+    """Nodes read what is there, inputs, constants and results of nodes before them, and make what is not."""
     known = {"", *model.graph.constants, *model.graph.inputs, *(port.name for port in model.inputs)}
     for node in model.graph.nodes:
         if not known.issuperset(node.inputs):
             raise ValueError(f"node {node.name} reads what is not computed before it")
-        known.update(node.outputs)
+        made = [name for name in node.outputs if name]
+        if len(set(made)) < len(made) or not known.isdisjoint(made):
+            raise ValueError(f"node {node.name} makes what is there already")
+        known.update(made)
+    if not known.issuperset(model.graph.outputs):
+        raise ValueError("an output is not computed")
+
+
+def _check_stages(table: Following, graph: Graph) -> None:
+    """Parts are of the graph: they end at its nodes, ask for its values, and give as much as their code does."""
+    names = {name for node in graph.nodes for name in (*node.inputs, *node.outputs)} | {"", *graph.constants}
+    for stage in table.kept.values():
+        ends = () if stage.cut is None else graph.nodes[stage.place : stage.place + 1]
+        if stage.place < 0 or stage.start < 0 or (stage.cut is not None and not ends):
+            raise ValueError("a part ends behind the graph")
+        if stage.bodies and len(stage.bodies) != len(BODIES.get(ends[0].op, ()) if ends else ()):
+            raise ValueError("bodies of another node")
+        if isinstance(stage.cut, UndecidedError) and stage.cut.itself not in names:
+            raise ValueError("a part asks for what there is not")
+        outputs = () if stage.model is None else stage.model.outputs
+        ranks = {name: len(port.shape) for name, port in zip(stage.gives, outputs, strict=True)}
+        if any(len(stage.forms[name]) != rank for name, rank in ranks.items() if name in stage.forms):
+            raise ValueError("extents of another value")
+        _check_stages(stage.following, graph)
 
 
 def is_in_parts(manifest: str) -> bool:
@@ -81,7 +102,10 @@ class _Reader:
         inputs, outputs = value(row["inputs"]), value(row["outputs"])
         if not isinstance(name, str) or not isinstance(graph, Graph) or not conforms((inputs, outputs), _PORTS):
             raise ValueError("no model in parts")
-        return StagedModel(name, graph, inputs, outputs, self._tools, first)
+        model = StagedModel(name, graph, inputs, outputs, self._tools, first)
+        _check_order(model)
+        _check_stages(first, graph)
+        return model
 
     def _table(self, row: Mapping[str, Any]) -> Following:
         value = self._decoder.value
@@ -122,6 +146,9 @@ def _cut(row: Mapping[str, Any]) -> CutError:
         raise ValueError("no text of a cut")
     if kind is not UndecidedError:
         return kind(row["text"])
-    cut = UndecidedError(row["text"], number=row["number"], most=row["most"])
-    cut.itself = row["itself"]
+    number, most, itself = row["number"], row["most"], row["itself"]
+    if not conforms((number, most, itself), tuple[int, int | None, str]):
+        raise ValueError("no question of a cut")
+    cut = UndecidedError(row["text"], number=number, most=most)
+    cut.itself = itself
     return cut

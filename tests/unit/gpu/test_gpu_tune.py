@@ -139,8 +139,12 @@ def test_tuning_for_a_gpu_keeps_the_fastest_by_a_made_up_clock(
     clock.put_in_place(monkeypatch)
     options = Options(target="cuda-emulated", tune=60.0, tune_trials=3, cache_dir=tmp_path)
     tuned = tuner.tune_plan(made.program, made.plan, EMULATED, options)
-    changed = [k for k in tuned.kernels if own.get(leaves(k)) != bare(k)]
-    assert changed and all("2.00 times as fast" in k.estimate.reason for k in changed)
+    changed = [k for k in tuned.kernels if "stays" not in k.estimate.reason]
+    # a kernel that several were joined to takes as long as one that only changed
+    before = {leaves(k): sum(set(one) <= set(leaves(k)) for one in own) for k in changed}
+    assert changed and all(f" {2 * before[leaves(k)]:.2f} times as fast" in k.estimate.reason for k in changed)
+    assert all(own.get(leaves(k)) != bare(k) for k in changed)
+    assert all(leaves(k) in own for k in tuned.kernels if k not in changed)
     check_plan(tuned, made.program, EMULATED)
     clock.refuse(monkeypatch)
     assert tuner.tune_plan(made.program, made.plan, EMULATED, options) == tuned

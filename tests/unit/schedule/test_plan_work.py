@@ -125,7 +125,8 @@ def work(model: ModelProto, patch: pytest.MonkeyPatch, target: Target = N1) -> W
 
 def test_equal_layers_are_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     few, many = (work(convolutions(count), monkeypatch) for count in (4, 8))  # the outer cache holds their weights
-    assert len(many.planned) == len(few.planned) > 0
+    # few blocks are also looked at as they are written, before they are a Scan
+    assert 0 < len(many.planned) <= len(few.planned)
     assert 0 < many.tiles <= few.tiles + 2  # partitions that are kept beside the best may differ
     assert many.blocks == few.blocks > 0
 
@@ -135,7 +136,8 @@ def test_planning_grows_with_distinct_nests(name: str, monkeypatch: pytest.Monke
     """A first block, one between two others and a last are all that there is to plan, however many there are; the
     weights of either model are more than a core's own caches hold, and are less than the outer cache does."""
     few, many = (work(transformer(count), monkeypatch, machine(name)) for count in (5, 11))
-    assert len(many.planned) == len(few.planned) > 0
+    # few blocks are also looked at as they are written, before they are a Scan
+    assert 0 < len(many.planned) <= len(few.planned)
     assert 0 < many.tiles <= few.tiles + 4
     assert 0 < many.priced <= few.priced + 16
 
