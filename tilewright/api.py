@@ -384,6 +384,8 @@ def _adaptive_model(
     """The full code where the cache has it; else the fast code, which the full one replaces when another process has
     compiled it into the cache."""
     full, fast = chosen.override(effort="full"), chosen.override(effort="fast")
+    # what the other process is given: its place in the cache is then the same there
+    source = source.SerializeToString(deterministic=True) if is_model_proto(source) else source
     identity = stored.identify(source, shapes, goal, full, values)
     if identity is None or not can_start():
         return Model(_made(source, shapes, goal, full, values, slim), full)
@@ -396,8 +398,7 @@ def _adaptive_model(
     if found is not None:
         return Model(found, full)
     model = Model(_made(source, shapes, goal, fast, values, slim), fast)
-    given = source.SerializeToString(deterministic=True) if is_model_proto(source) else source
-    model.replace_when(partial(Background, compile_apart, (given, dict(shapes), goal, replace(full, progress=None),
+    model.replace_when(partial(Background, compile_apart, (source, dict(shapes), goal, replace(full, progress=None),
                                                             values)), find)  # fmt: skip
     return model
 

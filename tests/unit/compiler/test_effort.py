@@ -150,7 +150,6 @@ def test_what_the_user_asked_for_by_name_stays() -> None:
 
 
 @pytest.mark.host
-@pytest.mark.slow
 def test_adaptive_code_is_replaced_between_calls(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tilewright")
     x = image()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
@@ -77,3 +80,9 @@ def test_storage_types_are_never_computed_with(name: str) -> None:
     x = load(Tensor("x", (5,), dtypes.int4), (var(i),))
     with pytest.raises(TypeError, match=f"{name} is not defined on int4"):
         op(name, x, x)
+
+
+def test_element_types_of_another_process_are_those_of_this_one() -> None:
+    """They are told apart by identity."""
+    for dtype in dtypes.EVERY:
+        assert pickle.loads(pickle.dumps(dtype)) is dtype and copy.deepcopy(dtype) is dtype

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -39,6 +40,10 @@ class DType:
 
     def __repr__(self) -> str:
         return self.name
+
+    def __reduce__(self) -> tuple[Callable[[str], DType], tuple[str]]:
+        """There is one of each in a process, also of one that came from another process."""
+        return by_name, (self.name,)
 
 
 float32 = DType("float32", "f", 32, np.dtype(np.float32), 1)
