@@ -69,8 +69,15 @@ def written(x: torch.Tensor) -> Any:
     return y, y[0], x
 
 
+def one_of_several(x: torch.Tensor) -> Any:
+    """Calls that give several results: tensors of their own, and views."""
+    y = torch.nn.functional.layer_norm(x, (3,))
+    first, second, _ = y.split(1)
+    return y, y[0], first, second[0], x.max(0).values.unsqueeze(0)
+
+
 @WAYS
-@pytest.mark.parametrize("function", [views, pytest.param(changed, marks=pytest.mark.slow), written])
+@pytest.mark.parametrize("function", [views, pytest.param(changed, marks=pytest.mark.slow), written, one_of_several])
 def test_results_share_memory_as_in_pytorch(way: Any, function: Any) -> None:
     def arguments() -> Any:
         return (torch.arange(9.0).reshape(3, 3),)

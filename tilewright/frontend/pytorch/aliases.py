@@ -71,7 +71,12 @@ def _viewed(node: fx.Node) -> fx.Node | None:
     inputs = node.all_input_nodes
     if node.op != "call_function" or len(inputs) != 1:
         return None
-    return inputs[0] if storages(node) & storages(inputs[0]) else None
+    (parent,) = inputs
+    if not storages(node) & storages(parent):
+        return None
+    # one of several results has memory of its own, unless the call that gave them all gives views
+    is_one_of_several = isinstance(parent.meta.get("val"), tuple | list)
+    return None if is_one_of_several and _viewed(parent) is None else parent
 
 
 def storages(node: fx.Node) -> set[int]:
