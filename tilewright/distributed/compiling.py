@@ -10,9 +10,10 @@ from math import inf
 
 from tilewright.compiler.pipeline import Artifact, build
 from tilewright.distributed.about import Compiled, about
+from tilewright.distributed.joining import joined
 from tilewright.distributed.meshes import PROCESSES, SPLIT, MeshText, described, undecided
 from tilewright.distributed.model import RankedModel
-from tilewright.errors import OptionError, TilewrightError, ToolError
+from tilewright.errors import OptionError
 from tilewright.ir.forms.compute import Program
 from tilewright.ir.forms.graph import Graph
 from tilewright.ir.forms.sharded import Sharded, from_json
@@ -20,7 +21,7 @@ from tilewright.ir.text.text import program_text
 from tilewright.ops import lower
 from tilewright.options import Options
 from tilewright.report.ranks import ranks_text
-from tilewright.runtime.ranks import RankError, Ranks
+from tilewright.runtime.ranks import Ranks
 from tilewright.schedule.batches import in_parts
 from tilewright.schedule.cluster.pipeline import share_out_by_itself, share_out_in_stages
 from tilewright.target import Target, machine
@@ -61,18 +62,8 @@ def compile_ranked(read: Callable[[], Graph], asked: Asked, options: Options) ->
     """The model of which this process has one rank. `read` gives the Graph."""
     if options.stop_after or options.overrides:
         raise OptionError("stages of a model on several ranks are not looked at or changed: leave out mesh for that")
-    try:
-        ranks = Ranks.join(asked.timeout)
-    except RankError as error:
-        raise ToolError(str(error)) from error
-    try:
+    with joined(asked.timeout) as ranks:
         return _compiled(read, asked, options, ranks)
-    except RankError as error:
-        ranks.leave()
-        raise ToolError(str(error)) from error
-    except TilewrightError:
-        ranks.leave()
-        raise
 
 
 def _compiled(read: Callable[[], Graph], asked: Asked, options: Options, ranks: Ranks) -> RankedModel:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from tilewright.distributed.about import About, Compiled, Given
+from tilewright.distributed.joining import joined
 from tilewright.distributed.model import RankedModel
 from tilewright.distributed.saved import FORMAT, RANK, Slices
-from tilewright.errors import ModelError, OptionError, TilewrightError, ToolError
+from tilewright.errors import ModelError, OptionError
 from tilewright.ir.forms import dtypes
 from tilewright.options import Options
 from tilewright.packages.directory import MANIFEST, check_files, read_manifest
@@ -19,7 +20,7 @@ from tilewright.packages.files import ShippedArtifact
 from tilewright.packages.files import load as load_segment
 from tilewright.packages.inspection import EXPLANATION
 from tilewright.packages.manifest import ON_RANKS, file_sums, unsealed
-from tilewright.runtime.ranks import RankError, Ranks
+from tilewright.runtime.ranks import Ranks
 from tilewright.transform.spmd import Transfer
 from tilewright.version import VERSION
 
@@ -27,18 +28,8 @@ from tilewright.version import VERSION
 def load(folder: Path, threads: int | None, options: Options, timeout: float, *, trust: bool = False) -> RankedModel:
     """The rank of this process, from its own directory; all ranks have to be of one model."""
     row = unsealed(read_manifest(folder, trust=trust), f"'{folder}'", VERSION, ON_RANKS, FORMAT)
-    try:
-        ranks = Ranks.join(timeout)
-    except RankError as error:
-        raise ToolError(str(error)) from error
-    try:
+    with joined(timeout) as ranks:
         return _loaded(folder, row, ranks, threads, options, trust)
-    except RankError as error:
-        ranks.leave()
-        raise ToolError(str(error)) from error
-    except TilewrightError:
-        ranks.leave()
-        raise
 
 
 def _loaded(

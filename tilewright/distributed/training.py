@@ -18,8 +18,9 @@ import numpy as np
 from tilewright.calls.arguments import Array, NotPickled, Port, bind, convert
 from tilewright.distributed.about import Compiled
 from tilewright.distributed.compiling import Asked, device_of, segment
+from tilewright.distributed.joining import joined
 from tilewright.distributed.meshes import SPLIT, described, mesh_of
-from tilewright.errors import OptionError, TilewrightError, ToolError
+from tilewright.errors import OptionError, ToolError
 from tilewright.ir.forms.sharded import Sharded, from_json
 from tilewright.ir.forms.tensor import extents
 from tilewright.ir.forms.training import Training, Turn
@@ -233,18 +234,8 @@ def compile_training(
         return _compiled(training, names, optimiser, Asked(mesh_of((("one", 1),)), parts), options, None)
     if asked.mesh.is_auto:
         raise OptionError("mesh='auto' does not find a mesh for a training step: say one, such as 'tp=2'")
-    try:
-        ranks = Ranks.join(asked.timeout)
-    except RankError as error:
-        raise ToolError(str(error)) from error
-    try:
+    with joined(asked.timeout) as ranks:
         return _compiled(training, names, optimiser, asked, options, ranks)
-    except RankError as error:
-        ranks.leave()
-        raise ToolError(str(error)) from error
-    except TilewrightError:
-        ranks.leave()
-        raise
 
 
 def _compiled(
