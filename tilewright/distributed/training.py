@@ -219,7 +219,8 @@ def _batched(shape: tuple[int, ...], parts: int) -> tuple[int, ...]:
 
 
 def _cut(array: Array, kept: Kept) -> Array:
-    return np.ascontiguousarray(array[tuple(slice(first, first + count) for first, count in kept.place)])
+    """A rank's own part, in memory of its own: the module that the weights are from may be changed meanwhile."""
+    return np.array(array[tuple(slice(first, first + count) for first, count in kept.place)], order="C")
 
 
 # --- compiling

@@ -27,6 +27,7 @@ from tilewright.ir.meaning.interpret import evaluate
 from tilewright.schedule.cluster.pipeline import share_out_in_stages
 from tilewright.target import Link
 from tilewright.tile_graph.sharding.check import check_sharded
+from tilewright.training import train
 from tilewright.transform.gradient.optimisers import SGD, Adam
 from tilewright.transform.gradient.step import training_step
 from tilewright.transform.spmd import Segment, Transfer, rank_program
@@ -207,3 +208,22 @@ def test_a_stage_keeps_as_many_parts_as_stages_are_behind_it_and_its_own(behind:
         assert [part for own, part in order if own is turn] == list(range(parts))
     under_way = [sum(1 if own is Turn.FORWARD else -1 for own, _ in order[: n + 1]) for n in range(len(order))]
     assert min(under_way) == 0 and max(under_way) == min(behind + 1, parts)
+
+
+def test_a_module_that_is_changed_later_is_no_longer_what_is_trained() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Loss(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 2)
+
+        def forward(self, x: Any) -> Any:
+            return (self.layer(x) ** 2).mean()
+
+    module, x = Loss(), torch.ones(4, 3)
+    with torch.no_grad():
+        want = float(module(x))
+        step = train(module, (x,), SGD(0.1))
+        module.layer.weight.fill_(7.0)
+        assert step(x) == pytest.approx(want, rel=1e-5)
