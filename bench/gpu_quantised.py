@@ -1,4 +1,5 @@
-"""Quantised models and products with weights of few bits on this machine's GPU, beside our own float16.
+"""Quantised models and products with weights of few bits on this machine's GPU, beside our own float16; products of
+8-bit floats beside PyTorch's.
 
 A model of the zoo is quantised here: QuantizeLinear and DequantizeLinear around operands that meet weights (and
 around what is added and pooled in networks of convolutions), weights in int8 with a scale a channel, activations in
@@ -20,8 +21,9 @@ from tilewright.errors import TilewrightError
 
 MODELS = (("resnet50", 1), ("resnet50", 256), ("bert_384", 1))
 # rows, summed, columns of products whose weights have 4 and 8 bits, in blocks of so many
-PRODUCTS = ((1, 4096, 11008), (16, 4096, 11008))
+PRODUCTS = ((1, 4096, 11008), (4, 4096, 11008), (16, 4096, 11008), (32, 4096, 11008))
 BLOCK = 32
+FLOAT8 = ((4096, 4096, 4096),)  # products of 8-bit floats, rows and columns along the sum
 BEYOND_L2 = 128 << 20  # bytes of the weights of several products, one after the other
 _CONTRACTIONS = ("Conv", "Gemm", "MatMul")
 _BESIDE_CONVOLUTIONS = ("Add", "MaxPool")
@@ -33,11 +35,13 @@ Timed = Callable[[Callable[[int], Any], int], float]
 class Row:
     name: str
     microseconds: float = 0.0
-    float16: float = 0.0
-    error: float = 0.0  # against float16, relative
+    float16: float = 0.0  # or what a peer takes
+    error: float = 0.0  # against float16, or float64, relative
     predicted: float = 0.0
     kernels: int = 0
     refused: str = ""
+    peer: str = "float16"
+    wanted: str = "it"
 
 
 def measured(timed: Timed, only: Sequence[str] = ()) -> list[Row]:
@@ -45,6 +49,7 @@ def measured(timed: Timed, only: Sequence[str] = ()) -> list[Row]:
     names = [(f"{name} batch {batch}", lambda n=name, b=batch: model_row(n, b, timed)) for name, batch in MODELS]
     names += [(f"{bits} bits, {m} x {k} x {n}", lambda s=(m, k, n), w=bits: product_row(*s, w, timed))
               for m, k, n in PRODUCTS for bits in (4, 8)]  # fmt: skip
+    names += [(f"float8, {m} x {k} x {n}", lambda s=(m, k, n): float8_row(*s, timed)) for m, k, n in FLOAT8]
     for name, row in names:
         if only and not any(text in name for text in only):
             continue
@@ -62,8 +67,9 @@ def show(row: Row) -> None:
         print(f"{row.name:28} {row.refused}", flush=True)
         return
     gain = row.float16 / row.microseconds
-    print(f"{row.name:28} {row.microseconds:9.1f} us, float16 {row.float16:9.1f}, {gain:5.2f} times as fast, "
-          f"{row.error:.1e} from it, predicted {row.predicted:.1f}, {row.kernels} kernels", flush=True)  # fmt: skip
+    print(f"{row.name:28} {row.microseconds:9.1f} us, {row.peer} {row.float16:9.1f}, {gain:5.2f} times as fast, "
+          f"{row.error:.1e} from {row.wanted}, "
+          f"predicted {row.predicted:.1f}, {row.kernels} kernels", flush=True)  # fmt: skip
 
 
 # ---- models
@@ -252,6 +258,47 @@ def products_model(m: int, k: int, n: int, own: int, weights: Sequence[Codes], b
     graph = helper.make_graph(nodes, "products", [given], ends, initial)
     sets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, opset_imports=sets, ir_version=10)
+
+
+# ---- 8-bit floats
+
+
+def float8_row(m: int, k: int, n: int, timed: Timed) -> Row:
+    """Operands that lie on the device, with a scale each; PyTorch sums in float32 as well."""
+    import torch
+
+    kind = torch.float8_e4m3fn
+    x, w = (torch.randn(rows, k, device="cuda").to(kind) for rows in (m, n))
+    model = tilewright.compile(float8_model(m, k, n), target="cuda")
+    found = torch.full((m, n), float("nan"), device="cuda", dtype=torch.float16)
+    model.run_into([x, w], [found])
+    torch.cuda.synchronize()
+    scales = [torch.tensor(s, device="cuda") for s in _SCALES]
+    wanted = (x.double() @ w.double().T) * (_SCALES[0] * _SCALES[1])
+    ours = timed(lambda _: model.run_into([x, w], [found]), 6)
+    theirs = timed(lambda _: torch._scaled_mm(x, w.t(), *scales, out_dtype=torch.float16, use_fast_accum=False), 6)
+    return Row(f"float8, {m} x {k} x {n}", ours, theirs, relative(found, wanted), predicted(model), kernels(model),
+               peer="_scaled_mm", wanted="float64")  # fmt: skip
+
+
+_SCALES = (0.125, 0.25)
+
+
+def float8_model(m: int, k: int, n: int) -> Any:
+    """x wᵀ of 8-bit floats, scaled."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    kind = TensorProto.FLOAT8E4M3FN
+    known = [numpy_helper.from_array(np.array(s, np.float32), name) for s, name in zip(_SCALES, "st", strict=True)]
+    nodes = [helper.make_node("DequantizeLinear", ["x", "s"], ["xd"]),
+             helper.make_node("DequantizeLinear", ["w", "t"], ["wd"]),
+             helper.make_node("Transpose", ["wd"], ["wt"], perm=[1, 0]),
+             helper.make_node("MatMul", ["xd", "wt"], ["p"]),
+             helper.make_node("Cast", ["p"], ["y"], to=TensorProto.FLOAT16)]  # fmt: skip
+    ports = [helper.make_tensor_value_info(name, kind, (rows, k)) for name, rows in (("x", m), ("w", n))]
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT16, (m, n))
+    graph = helper.make_graph(nodes, "float8", ports, [result], known)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
 # ---- pieces

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from tilewright.compiler.pipeline import Artifact
     from tilewright.distributed.model import RankedModel
-    from tilewright.ir.forms.graph import Graph
+    from tilewright.ir.forms.graph import Form, Graph
     from tilewright.pytorch.module import CompiledModule
     from tilewright.pytorch.ranged import RangedModule
 
@@ -55,7 +55,8 @@ def compile(
     model: str | os.PathLike[str] | bytes | onnx.ModelProto, example_inputs: None = None, *,
     shapes: Shapes | None = ..., target: str | None = ..., threads: int | None = ..., precision: str | None = ...,
     schedule: str | None = ..., merging: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
-    denormals: str | None = ..., effort: str | None = ..., fallback: str | None = ...,
+    denormals: str | None = ..., effort: str | None = ...,
+    optimize: str | Sequence[str] | None = ..., fallback: str | None = ...,
     memory: int | str | None = ..., device_memory: int | str | None = ...,
     tune: float | str | None = ..., tune_records: str | os.PathLike[str] | None = ...,
     options: Options | None = ..., mesh: None = None, micro_batches: int = ..., timeout: float = ...,
@@ -67,7 +68,8 @@ def compile(
     model: str | os.PathLike[str] | bytes | onnx.ModelProto, example_inputs: None = None, *, mesh: str,
     shapes: Shapes | None = ..., target: str | None = ..., threads: int | None = ..., precision: str | None = ...,
     schedule: str | None = ..., merging: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
-    denormals: str | None = ..., effort: str | None = ..., fallback: str | None = ...,
+    denormals: str | None = ..., effort: str | None = ...,
+    optimize: str | Sequence[str] | None = ..., fallback: str | None = ...,
     memory: int | str | None = ..., device_memory: int | str | None = ...,
     tune: float | str | None = ..., tune_records: str | os.PathLike[str] | None = ...,
     options: Options | None = ..., micro_batches: int = ..., timeout: float = ...,
@@ -79,7 +81,8 @@ def compile(
     model: torch.nn.Module, example_inputs: Any, *,
     shapes: Shapes | None = ..., target: str | None = ..., threads: int | None = ..., precision: str | None = ...,
     schedule: str | None = ..., merging: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
-    denormals: str | None = ..., effort: str | None = ..., fallback: str | None = ...,
+    denormals: str | None = ..., effort: str | None = ...,
+    optimize: str | Sequence[str] | None = ..., fallback: str | None = ...,
     memory: int | str | None = ..., device_memory: int | str | None = ...,
     tune: float | str | None = ..., tune_records: str | os.PathLike[str] | None = ...,
     options: Options | None = ...,
@@ -91,7 +94,8 @@ def compile(
     model: str | os.PathLike[str] | bytes | onnx.ModelProto, example_inputs: None = None, *, dynamic: Mapping[Any, Any],
     shapes: Shapes | None = ..., target: str | None = ..., threads: int | None = ..., precision: str | None = ...,
     schedule: str | None = ..., merging: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
-    denormals: str | None = ..., effort: str | None = ..., fallback: str | None = ...,
+    denormals: str | None = ..., effort: str | None = ...,
+    optimize: str | Sequence[str] | None = ..., fallback: str | None = ...,
     tune: float | str | None = ..., tune_records: str | os.PathLike[str] | None = ...,
     options: Options | None = ...,
 ) -> RangedModel: ...  # fmt: skip
@@ -102,7 +106,8 @@ def compile(
     model: torch.nn.Module, example_inputs: Any, *, dynamic: Mapping[Any, Any],
     target: str | None = ..., threads: int | None = ..., precision: str | None = ...,
     schedule: str | None = ..., merging: str | None = ..., convolution: str | None = ..., contraction: str | None = ...,
-    denormals: str | None = ..., effort: str | None = ..., fallback: str | None = ...,
+    denormals: str | None = ..., effort: str | None = ...,
+    optimize: str | Sequence[str] | None = ..., fallback: str | None = ...,
     tune: float | str | None = ..., tune_records: str | os.PathLike[str] | None = ...,
     options: Options | None = ...,
 ) -> RangedModule: ...  # fmt: skip
@@ -123,6 +128,7 @@ def compile(
     contraction: str | None = None,
     denormals: str | None = None,
     effort: str | None = None,
+    optimize: str | Sequence[str] | None = None,
     fallback: str | None = None,
     memory: int | str | None = None,
     device_memory: int | str | None = None,
@@ -142,8 +148,10 @@ def compile(
     or {"x": {0: (1, 64)}} for axis 0 of input x (docs/shapes.md). `tune`
     is how long ("2m") other plans are measured, the fastest of which are kept; the next compilation with the same
     `tune` takes them from the cache (docs/tuning.md). `effort="fast"` gives code in about a third of the time that may
-    take half as long again to run, "adaptive" starts with it and goes over to the full code when that is ready. The
-    other arguments are the fields of the same name of `Options`; one that is given overrules `options`.
+    take half as long again to run, "adaptive" starts with it and goes over to the full code when that is ready.
+    `optimize` says what plans are wanted for: "latency", "throughput", "memory", "compile", or objectives in an order
+    (docs/policies.md). The other arguments are the fields of the same name of `Options`; one that is given overrules
+    `options`.
 
     For example:
 
@@ -174,6 +182,7 @@ def compile(
         "contraction": contraction,
         "denormals": denormals,
         "effort": effort,
+        "optimize": optimize,
         "fallback": fallback,
         "memory": memory,
         "device_memory": device_memory,
@@ -264,9 +273,15 @@ def _ranged_module(module: Any, example: Any, dynamic: Mapping[Any, Any], chosen
 def _ways(chosen: Options) -> Ways:
     """How Graphs for ranges of sizes are compiled."""
     from tilewright.compiler.blocks import blocks_of
+    from tilewright.ops.lower import output_forms
 
     find_blocks = partial(blocks_of, target=_goal(chosen))
-    return Ways(partial(compile_open, options=chosen), partial(compile_at_call, options=chosen), find_blocks)
+    compile_exact = partial(compile_at_call, options=chosen)
+
+    def compile_rooms(graph: Graph, forms: Mapping[str, tuple[Form, ...]]) -> RoomModel:
+        return RoomModel.of(graph, compile_exact(graph), forms)
+
+    return Ways(output_forms, compile_rooms, compile_exact, find_blocks)
 
 
 def compile_graph(graph: Graph, options: Options) -> Model:

@@ -115,6 +115,11 @@ class Model(NotPickled):
         return kept.whole if isinstance(kept, stored.StoredArtifact | ShippedArtifact) else kept
 
     @property
+    def runners(self) -> tuple[Any, ...]:
+        """What runs its kernels."""
+        return () if self._runner is None else (self._runner,)
+
+    @property
     def calls(self) -> tuple[Call, ...]:
         """Kernel calls of one run, in order."""
         return self._artifact.calls

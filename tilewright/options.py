@@ -27,6 +27,10 @@ CONTRACTIONS = ("auto", "direct", "strassen")
 DENORMALS = ("flush", "keep")
 EFFORTS = ("full", "fast", "adaptive")
 FALLBACKS = ("host", "error")
+# what plans may be wanted for, and orders of it by name: throughput is the latency of one core of many
+OBJECTIVES = ("latency", "footprint", "reuse", "fusion", "parallelism", "compile")
+POLICIES = {"latency": ("latency",), "throughput": ("latency",), "memory": ("latency", "footprint"),
+            "compile": ("compile", "latency")}  # fmt: skip
 PRECISIONS = ("float32", "tf32", "tf32_convolutions", "float16", "bfloat16")
 GPU_PRECISIONS = ("tf32", "tf32_convolutions", "float16")
 
@@ -79,7 +83,8 @@ class Options:
                 save time: every result's error is bounded by the pixels of its own window, as that of the direct sum;
                 "winograd" also in tiles of four, which save more: the results of a tile then share their rounding
                 errors, and what is NaN or infinite in one spoils the others; "direct" always sums as the model says
-    contraction "auto" sums every row by itself, so that its error is bounded by its own values; "strassen" may compute
+    contraction "auto" sums every row by itself, so that its error is bounded by its own values: what a whole row is
+                scaled by may be applied behind a product, and its mean be taken from constants; "strassen" may compute
                 large products with weights by Strassen's algorithm, where it is predicted to save time: neighbouring
                 rows (tokens, pixels, samples) then share their rounding errors, and what is NaN or infinite in one
                 spoils the other; "direct" always sums as the model says. On GPUs float32 products may run on
@@ -91,6 +96,11 @@ class Options:
                 register tiles small, and the C compiler told to hurry; "adaptive" starts with that, has the full
                 code compiled meanwhile in a process of the lowest priority, and goes over to it between two calls:
                 results may then differ in the last bits, which the log tells
+    optimize    what plans are wanted for: "latency", the least time of a call; "throughput", of calls that run at the
+                same time on all cores, each on one thread; "memory", the least that a run keeps beside its inputs and
+                outputs of plans predicted to take at most a twentieth longer; "compile", little to compile, as
+                effort="fast" has it. Or objectives in an order, as ("latency", "fusion"): each but the last keeps the
+                plans within a twentieth of its best (docs/policies.md)
     fallback    what happens to strings and images, the only things without native code: "host" lets ONNX's reference
                 evaluator run such nodes, and says so; "error" refuses the model, naming the node
     memory      what a run on a CPU may allocate beside its inputs and outputs, "4GiB" or bytes: where the quickest plan
@@ -128,6 +138,7 @@ class Options:
     contraction: str = "auto"
     denormals: str = "flush"
     effort: str = "full"
+    optimize: str | tuple[str, ...] = "latency"
     fallback: str = "host"
     memory: int | str | None = None
     device_memory: int | str | None = None
@@ -158,6 +169,11 @@ class Options:
         check_choice("contraction", self.contraction, CONTRACTIONS)
         check_choice("denormals", self.denormals, DENORMALS)
         check_choice("effort", self.effort, EFFORTS)
+        object.__setattr__(self, "optimize", checked_optimize(self.optimize))
+        if self.optimize == "throughput":
+            self._check_throughput()
+        if self.optimize == "compile":
+            self._check_compile()
         check_fallback(self.fallback)
         check_precision(self.precision, self.target)
         if self.threads is not None:
@@ -178,6 +194,25 @@ class Options:
             if getattr(self, name) and not self.is_tuned:
                 raise OptionError(f"{name} is for tuning: give tune=, for how long (tune='2m')")
         check_whole_number("variants", self.variants, least=1)
+
+    def _check_throughput(self) -> None:
+        if self.target in GPUS:
+            raise OptionError("optimize='throughput' is for CPUs: on a GPU, compile for a larger batch")
+        if self.threads not in (None, 1):
+            raise OptionError(f"optimize='throughput' plans for calls on one thread each, not threads={self.threads}: "
+                              "leave threads out, and call the model from several threads")  # fmt: skip
+        object.__setattr__(self, "threads", 1)
+
+    def _check_compile(self) -> None:
+        if self.effort == "adaptive":
+            raise OptionError("optimize='compile' has little to compile, effort='adaptive' compiles everything twice: "
+                              "leave one of them out")  # fmt: skip
+        object.__setattr__(self, "effort", "fast")
+
+    @property
+    def objectives(self) -> tuple[str, ...]:
+        """What plans are wanted for, in order."""
+        return POLICIES[self.optimize] if isinstance(self.optimize, str) else self.optimize
 
     @property
     def is_tuned(self) -> bool:
@@ -243,6 +278,20 @@ def check_precision(value: object, target: str = "cpu") -> None:
             "for example with onnxruntime.quantization, and leave precision out"
         )
     raise OptionError(f"precision cannot be {value!r}: {allowed}")
+
+
+def checked_optimize(value: object) -> str | tuple[str, ...]:
+    """A policy by its name, or objectives in an order, none of them twice."""
+    if isinstance(value, list | tuple):
+        for name in value:
+            check_choice("an objective of optimize", name, OBJECTIVES)
+        if not value or len(set(value)) < len(value):
+            raise OptionError(f"optimize cannot be {value!r}: it is one objective or more, none of them twice")
+        return tuple(value)
+    others = f", or some of {', '.join(OBJECTIVES)} in an order"
+    check_choice("optimize", value, tuple(POLICIES), others)
+    assert isinstance(value, str)
+    return value
 
 
 def check_fallback(value: object) -> None:

@@ -299,3 +299,15 @@ def test_pytorch_finds_the_backend_by_name() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     module, _, name = project["project"]["entry-points"]["torch_dynamo_backends"]["tilewright"].partition(":")
     assert getattr(import_module(module), name) is dynamo_backend
+
+
+def test_sizes_that_belong_together_are_compiled_as_they_come() -> None:
+    """Rows of experts: each number may be another one, their sum may not."""
+
+    def by_part(x: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+        return torch.cat([part * (n + 1) for n, part in enumerate(x.split(sizes))])
+
+    compiled = torch.compile(by_part, backend="tilewright", dynamic=True)
+    x = torch.randn(24, 5)
+    for sizes in ([4, 9, 11], [12, 5, 7], [3, 3, 18]):
+        torch.testing.assert_close(compiled(x, sizes), by_part(x, sizes))

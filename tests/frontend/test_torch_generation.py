@@ -32,6 +32,11 @@ def test_generation(name: str, buckets: tuple[int, ...], kernel_cache: Path) -> 
     for wrong in (prompt.reshape(1, 19).repeat(2, 1), [0.5, 1.0]):
         with pytest.raises(OptionError, match="a prompt is one row of whole numbers"):
             generate(wrong, 2)
+    begun = generate(prompt[:5], 3)
+    rest = generate([*begun[-1:].tolist(), *prompt[:6].tolist()], 4, goes_on=True)
+    assert rest.tolist() == generate(torch.cat([prompt[:5], begun, prompt[:6]]), 4).tolist()
+    after = tokens[length:].tolist()
+    assert generate(prompt, 6, end={after[2]}).tolist() == after[: after.index(after[2]) + 1]
     assert generate.compilations == len(buckets) + 1
     with pytest.raises(OptionError, match="do not fit a cache of 48"):
         generate(prompt, 30)

@@ -98,6 +98,21 @@ def running_sums(half: bool, rows: int = 512, d: int = 64, hidden: int = 256, ax
     return w.model(y=(rows, d))
 
 
+def between_products(
+    half: bool, rows: int = 4096, d: int = 64, hidden: int = 8192, out: int = 64, root: bool = False
+) -> ModelProto:
+    """x w1, each row normalised by its mean and variance or by its mean square, and the product of that with w2."""
+    w = Writer(half, x=(rows, d))
+    h = w.node("MatMul", "x", w.weight(d, hidden))
+    if root:
+        mean = w.node("ReduceMean", w.node("Mul", h, h), axes=[-1], keepdims=1)
+        n = w.node("Mul", w.node("Div", h, w.node("Sqrt", mean)), w.weight(hidden))
+    else:
+        n = w.node("LayerNormalization", h, w.weight(hidden), w.weight(hidden), axis=-1)
+    w.node("MatMul", n, w.weight(hidden, out), name="y")
+    return w.model(y=(rows, out))
+
+
 def planned(model: ModelProto, target: str, stop: str = "plan") -> Artifact:
     with no_plan_fails():
         return build(load(model, {}), machine(target), Options(stop_after=stop))
@@ -114,6 +129,38 @@ def left_in_memory(found: Artifact) -> set[str]:
     assert found.plan is not None
     around = [found.plan.body, *(t for t in found.plan.body.body if not getattr(t, "is_kernel", True))]
     return {h.tensor for tile in around for h in getattr(tile, "holds", ())}
+
+
+def in_main_memory(found: Artifact) -> set[str]:
+    """What one kernel leaves to another that no cache keeps until then."""
+    assert found.plan is not None
+    return {h.tensor for h in found.plan.body.holds}
+
+
+ROOTS = [False, pytest.param(True, marks=pytest.mark.slow)]
+OTHERS = [(1024, 64, 1024, 64), (1000, 96, 333, 40)]
+BETWEEN = [(4096, 64, 8192, 64), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in OTHERS)]
+
+
+@HALF
+@pytest.mark.parametrize("target", [*CPUS, "h200"])
+@pytest.mark.parametrize("root", ROOTS, ids=["layer", "root"])
+@pytest.mark.parametrize(("rows", "d", "hidden", "out"), BETWEEN)
+def test_normalised_rows_between_products_stay_near(
+    rows: int, d: int, hidden: int, out: int, root: bool, target: str, half: bool
+) -> None:
+    """Hidden rows of 134 MB are in no memory at all; those that a cache keeps from kernel to kernel may be in that."""
+    found = planned(between_products(half, rows, d, hidden, out, root), target)
+    assert not in_main_memory(found)
+    assert rows < 4096 or len(kernels_of(found)) == 1
+
+
+def test_normalised_rows_are_stored_between_products_that_take_far_longer() -> None:
+    """Of sums of 256 on both sides, a core computes 512 multiply-adds for each hidden number that it writes and reads:
+    joined, products would lose more by smaller tiles than all that moving takes."""
+    n1 = machine("neoverse_n1")
+    assert in_main_memory(planned(between_products(False, 8192, 256, 4096, 256), "neoverse_n1"))
+    assert 2 * 4 / n1.main.bandwidth < 0.02 * 512 / n1.fma_rate
 
 
 @pytest.mark.slow
@@ -173,10 +220,12 @@ SMALL = {
     "sums": lambda half: running_sums(half, 13, 10, 21),
     "sums of rows": lambda half: running_sums(half, 13, 10, 21, 1),
     "layers": lambda half: narrow_layers(half, 11, 20),
+    "between": lambda half: between_products(half, 19, 12, 333, 7),
+    "between roots": lambda half: between_products(half, 35, 16, 200, 24, root=True),
 }
 
 
-QUICK = ("largest", "sums")
+QUICK = ("largest", "sums", "between")
 
 
 @HALF

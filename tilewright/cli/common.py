@@ -30,6 +30,8 @@ from tilewright.options import (
     EFFORTS,
     FALLBACKS,
     MERGING,
+    OBJECTIVES,
+    POLICIES,
     SCHEDULES,
     TARGETS,
     Options,
@@ -105,6 +107,13 @@ def add_compile_options(parser: argparse.ArgumentParser, tune: bool = True) -> N
         choices=EFFORTS,
         help="full: the best code (default); fast: code that may take half as long again, in a third of the time; "
         "adaptive: starts with that and goes over to the full code when it is ready",
+    )
+    group.add_argument(
+        "--optimize",
+        metavar="POLICY",
+        type=parse_policy,
+        help=f"what plans are wanted for: {', '.join(POLICIES)}, or objectives in an order, as latency,fusion "
+        f"({', '.join(OBJECTIVES)}; default: latency)",
     )
     group.add_argument(
         "--fallback",
@@ -217,6 +226,7 @@ def compile_model(
             contraction=arguments.contraction,
             denormals=arguments.denormals,
             effort=arguments.effort,
+            optimize=arguments.optimize,
             fallback=arguments.fallback,
             memory=arguments.memory,
             device_memory=arguments.device_memory,
@@ -238,6 +248,12 @@ def compile_model(
         if given is not None and isinstance(model, OpenModel):
             model.prepare(restore_types(given, model.inputs))
         return model
+
+
+def parse_policy(text: str) -> str | tuple[str, ...]:
+    """`memory`, or objectives in an order: `latency,fusion`."""
+    is_order = "," in text or (text in OBJECTIVES and text not in POLICIES)
+    return tuple(part.strip() for part in text.split(",")) if is_order else text
 
 
 def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:

@@ -30,8 +30,9 @@ from tilewright.lower.regions import Lowered
 from tilewright.ops import lower
 from tilewright.options import Options
 from tilewright.schedule.batches import Batches
+from tilewright.schedule.objectives import one_of_many
 from tilewright.schedule.price import wholly_priced
-from tilewright.target import Target
+from tilewright.target import Target, machine
 from tilewright.tile_graph.algebra.memo import Memo
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Plan
@@ -98,7 +99,8 @@ class Port(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """What is compiled by itself of a model with control flow that data decide, and where it runs, in words."""
+    """What is compiled by itself of a model with control flow that data decide, or in sweeps, and where it runs, in
+    words."""
 
     place: str
     artifact: Artifact
@@ -121,10 +123,13 @@ class Artifact:
     effort: str = "full"
     parts: tuple[Part, ...] = ()  # where data decide what runs
     batches: int = 1  # that follow each other; all forms are of one of them
+    visits: tuple[int, ...] = ()  # the parts that run one after the other, by number: of a model in sweeps
 
     @property
     def calls(self) -> tuple[Call, ...]:
         """Kernel calls of one run, in order."""
+        if self.visits:
+            return tuple(call for number in self.visits for call in self.parts[number].artifact.calls)
         return self.loops.calls * self.batches if self.loops is not None else ()
 
 
@@ -158,8 +163,10 @@ def build(
         own_windows = "direct" if options.convolution == "direct" or model.part.rooms else "auto"
         options = replace(options, contraction="direct", convolution=own_windows)
     planned_for = target
+    if options.optimize == "throughput":
+        planned_for = one_of_many(target if target.units > 1 else _whole(target, options))
     if options.effort == "fast":
-        options, planned_for = hurried(options), backend.hurried(target)
+        options, planned_for = hurried(options), backend.hurried(planned_for)
     # machine code is begun as soon as there is text, and what has begun is over when the stages are
     with suppress(Stopped), uncollected(), backend.early(target, options) as early:
         if isinstance(model, Graph):
@@ -173,7 +180,8 @@ def build(
         program = run("merge", partial(_merge, target=planned_for, options=options, memo=memo), program)
         program = run("algorithm", choose_algorithms, program, planned_for, *_predictors(planned_for, options, memo),
                       memo.splits, _sizes(options), _terms_predictor(planned_for, options, memo),
-                      _steps_predictor(planned_for, options, memo))  # fmt: skip
+                      _steps_predictor(planned_for, options, memo),
+                      _rows_predictor(planned_for, options, memo))  # fmt: skip
         staged = _staging_predictor(planned_for, options, memo)
         program = run("staging", stage_operands, program, planned_for, staged)
         program = run("layout", choose_layouts, program, planned_for)
@@ -184,6 +192,11 @@ def build(
         load = partial(backend.load, early=early, blocks=None if batches is None else batches.blocks)
         run("machine", load, sources, loops, program, plan, target, options)
     return _artifact(model, stages, target, options, batches)
+
+
+def _whole(target: Target, options: Options) -> Target:
+    """The machine that a target of one thread is a core of."""
+    return machine(options.target, cache_dir=options.cache_dir) if options.target == target.name else target
 
 
 def _in_parts(
@@ -346,6 +359,14 @@ def _steps_predictor(target: Target, options: Options, memo: Memo) -> Predict:
     return lambda program: _predicted_part(program, target, options, memo, options.schedule, None)[0]
 
 
+def _rows_predictor(target: Target, options: Options, memo: Memo) -> Predict | None:
+    """What tells the time of a product and of all that leads to it; None where products are to be summed as the model
+    says, or stand alone."""
+    if options.contraction == "direct" or options.schedule != "connected":
+        return None
+    return _steps_predictor(target, options, memo)
+
+
 def _predicted_part(
     part: Program, target: Target, options: Options, memo: Memo, schedule: str, steps: Predict | None
 ) -> tuple[float, int]:
@@ -400,7 +421,7 @@ def _verify(result: Any, inputs: tuple[Any, ...], target: Target) -> None:
     if isinstance(result, Graph):
         verify.verify_graph(result)
     elif isinstance(result, Program):
-        verify.verify_program(result)
+        verify.verify_program(result, next((i for i in inputs if isinstance(i, Program)), None))
     elif isinstance(result, Plan):
         check_plan(result, inputs[0], target, measured=False)
     elif isinstance(result, LoopProgram):

@@ -19,6 +19,7 @@ from tilewright.ir.forms.loops import Kernel, LoopProgram
 from tilewright.lower.kernel import Binding
 from tilewright.lower.program import lower_program
 from tilewright.options import Options
+from tilewright.schedule.objectives import plan_for
 from tilewright.schedule.planner import make_plan, plan_seconds
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.memo import Memo
@@ -38,7 +39,11 @@ def settle(
 
     def tried(schedule: str, whole: bool, plain: frozenset[str] = frozenset()) -> tuple[Plan, LoopProgram]:
         make = partial(make_plan, memo=memo, whole=whole, plain=plain, hurried=options.effort == "fast")
-        plan = run("plan", make, program, target, schedule)
+        if whole and not plain and schedule == "connected":
+            plan = run("plan", lambda *given: plan_for(options.objectives, program, make(*given), target, memo),
+                       program, target, schedule)  # fmt: skip
+        else:
+            plan = run("plan", make, program, target, schedule)
         if tuner is not None:
             plan = run("tune", tuner, program, plan, target, options)
         return plan, run("loops", lower_program, program, plan, backend_for(target).lower_kernel)

@@ -1,4 +1,5 @@
-"""A model within so much memory: first as it is, then with fewer copies of what it has, then its batch part by part."""
+"""A model within so much memory: first as it is, then with fewer copies of what it has, then its batch part by part,
+then any dimension of its results, with halos."""
 
 from __future__ import annotations
 
@@ -8,26 +9,21 @@ from dataclasses import dataclass, replace
 from tilewright.backend import backend_for
 from tilewright.compiler.pipeline import Artifact, build
 from tilewright.compiler.settling import Tuner
-from tilewright.errors import OptionError
+from tilewright.compiler.swept import Bound, TooMuch, build_swept
+from tilewright.errors import OptionError, UnsupportedError
 from tilewright.ir.forms.compute import Program
 from tilewright.ir.forms.graph import Graph
 from tilewright.ir.forms.loops import LoopProgram
-from tilewright.ir.forms.tensor import extents
+from tilewright.ir.forms.tensor import elements, extents
+from tilewright.lower.memory import arena
 from tilewright.ops import lower
+from tilewright.ops.builder import IN_PARTS
 from tilewright.options import Options
 from tilewright.schedule.batches import Batches, in_parts
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.memo import Memo
 from tilewright.tile_graph.plan.form import Plan
 from tilewright.transform.clean.fold import fold_constants
-
-
-class TooMuch(Exception):
-    """A plan whose run would allocate more than there is."""
-
-    def __init__(self, needed: int) -> None:
-        super().__init__(needed)
-        self.needed = needed
 
 
 @dataclass(frozen=True)
@@ -40,16 +36,22 @@ class _Way:
 
 def build_within(model: Graph, target: Target, options: Options, tuner: Tuner | None = None) -> Artifact:
     """The model, where the options bound its memory in a way that keeps to it; an error that says what it needs."""
+    if isinstance(options.device_memory, int):
+        return _within_device(model, target, options, options.device_memory, tuner)
     limit = options.memory
     if limit is None:
         return build(model, target, options, tuner)
     assert isinstance(limit, int)
     backend = backend_for(target)
 
-    def check(loops: LoopProgram, plan: Plan) -> None:
+    def measure(loops: LoopProgram, plan: Plan) -> int:
         needed = backend.run_bytes(loops, plan, options)
         if needed is None:
             raise OptionError("memory is what a run on a CPU may allocate: leave it out for other targets")
+        return needed
+
+    def check(loops: LoopProgram, plan: Plan) -> None:
+        needed = measure(loops, plan)
         if needed > limit:
             raise TooMuch(needed)
 
@@ -64,8 +66,47 @@ def build_within(model: Graph, target: Target, options: Options, tuner: Tuner | 
         except TooMuch as error:
             least = error.needed if least is None else min(least, error.needed)
     assert least is not None
+    swept = _in_sweeps(model, target, options, Bound(limit, measure, keeps=True, slots=1))
+    if swept is not None:
+        return swept
     raise OptionError(f"memory={limit} is not enough: a run allocates {least} bytes at the least, beside what goes in "
                       f"and out; give it {-(-least >> 20)}MiB, fewer threads or a smaller batch")  # fmt: skip
+
+
+def _within_device(model: Graph, target: Target, options: Options, limit: int, tuner: Tuner | None) -> Artifact:
+    """The model on a device with so much memory: its weights pass through where they are too large, and where what is
+    computed is, parts of it do."""
+
+    def check(loops: LoopProgram, plan: Plan) -> None:
+        ports = sum(elements(t.shape) * t.dtype.bytes for t in loops.tensors if t.role in ("input", "output"))
+        needed = arena(loops)[1] + ports
+        if needed > limit:
+            raise TooMuch(needed)
+
+    try:
+        return build(model, target, options, tuner, check=check)
+    except TooMuch as error:
+        needed = error.needed
+        swept = _in_sweeps(model, target, options, _device_bound(limit))
+    except UnsupportedError:
+        swept = _in_sweeps(model, target, options, _device_bound(limit))
+        if swept is None:
+            raise
+    if swept is None:
+        raise OptionError(f"device_memory={limit} is not enough: it takes {needed} bytes for what is computed and goes "
+                          f"in and out, and no parts of it fit; give it {-(-needed >> 20)}MiB")  # fmt: skip
+    return swept
+
+
+def _device_bound(limit: int) -> Bound:
+    return Bound(limit, lambda loops, _: arena(loops)[1], keeps=False, slots=2)
+
+
+def _in_sweeps(model: Graph, target: Target, options: Options, bound: Bound) -> Artifact | None:
+    if model.part is not None:
+        return None  # rows of it may hold anything: it is a part already
+    program = fold_constants(lower(model, most_elements=IN_PARTS))
+    return build_swept(model, program, target, options, bound)
 
 
 def _ways(model: Graph, options: Options) -> Iterator[_Way]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -44,12 +44,23 @@ class Compiled(Protocol):
     def calls(self) -> tuple[Call, ...]: ...
     @property
     def artifact(self) -> Artifact: ...
+    @property
+    def runners(self) -> Sequence[Any]: ...
     def __call__(self, /, *args: Any, **named: Any) -> list[Array]: ...
     def run_into(self, inputs: Sequence[Any], outputs: Sequence[Any], *, stream: Any = None) -> None: ...
     def profile(self, /, *args: Any, repeat: int = 20, **named: Any) -> Profile: ...
     def explain(self) -> str: ...
     def save(self, folder: str | os.PathLike[str]) -> None: ...
     def cancel(self) -> None: ...
+
+
+def share_weights(models: Iterable[Compiled], others: Iterable[Compiled] = ()) -> None:
+    """Weights that models have in common, with each other and with others, lie in memory once. None of them may run."""
+    known = [runner for model in others for runner in model.runners]
+    for runner in (runner for model in models for runner in model.runners):
+        if hasattr(runner, "share_weights"):  # on a GPU each model has its own
+            runner.share_weights(known)
+            known.append(runner)
 
 
 class LateModel(NotPickled, ABC, Generic[P]):
@@ -88,6 +99,11 @@ class LateModel(NotPickled, ABC, Generic[P]):
     def calls(self) -> tuple[Call, ...]:
         """Kernel calls of the last run, in order; the body of a loop that its data ends counts once."""
         return tuple(call for model in self._ran() for call in model.calls)
+
+    @property
+    def runners(self) -> tuple[Any, ...]:
+        """What runs the kernels of all that is compiled."""
+        return tuple(runner for model in self._held() for runner in model.runners)
 
     @property
     def artifact(self) -> Artifact:

@@ -16,7 +16,7 @@ import numpy as np
 
 from tilewright.calls.arguments import Array, as_array, bind
 from tilewright.calls.progress import log_compiled
-from tilewright.dynamic.model import Compiled, LateModel
+from tilewright.dynamic.model import Compiled, LateModel, share_weights
 from tilewright.dynamic.saved_shapes import save
 from tilewright.dynamic.variants import Extents, Kept, OpenPort, Shapes, Values, Variant
 from tilewright.errors import InputError, OptionError, TilewrightError, UndecidedError
@@ -191,6 +191,7 @@ class OpenModel(LateModel[OpenPort]):
                 with self._own_locks().table:
                     self._deciding = (*self._deciding, *more)
                     self._kept.clear()
+        share_weights([model], self._held())
         made = Kept(Variant(free, fixed, time.perf_counter() - start), model)
         with self._own_locks().table:
             self._kept[self._key(values, self._deciding)] = made

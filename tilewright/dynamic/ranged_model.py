@@ -5,28 +5,31 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from tilewright.calls.arguments import Array, Port, as_array, bind, random_arrays
 from tilewright.calls.profiles import Profile, joined
-from tilewright.dynamic.model import Compiled, LateModel, fill
+from tilewright.dynamic.model import Compiled, LateModel, fill, share_weights
 from tilewright.dynamic.saved_ranges import save
 from tilewright.dynamic.spans import Places, Span, covering
 from tilewright.dynamic.variants import OpenPort
 from tilewright.errors import CutError, InputError, ModelError, UnsupportedError, printable
 from tilewright.ir.forms.blocks import Blocks
-from tilewright.ir.forms.graph import Graph, Room
+from tilewright.ir.forms.graph import Form, Graph, Room
 
+T = TypeVar("T")
 _MOST_VARIANTS = 64  # that one artifact has
 _FACTOR = 8  # of a room's largest number over its smallest
 
 CompileGraph = Callable[[Graph], Compiled]
+Forms = Mapping[str, tuple[Form, ...]]
+Rooms = tuple[Room, ...]
 FindBlocks = Callable[[Callable[[int], Graph], int, int], Blocks | None]
 
 
@@ -223,50 +226,78 @@ class Family(Protocol):
 
 @dataclass(frozen=True)
 class Ways:
-    """How a family's Graphs are compiled: one with rooms, one for its sizes alone; and which blocks a batch goes in."""
+    """How a family's Graphs are compiled: one with rooms and the forms of what it gives, one for its sizes alone; and
+    which blocks a batch goes in."""
 
-    compile_open: CompileGraph
+    output_forms: Callable[[Graph], Forms]
+    compile_open: Callable[[Graph, Forms], Compiled]
     compile_graph: CompileGraph
     find_blocks: FindBlocks
 
 
 def compile_ranges(family: Family, spans: Sequence[Span], ways: Ways) -> tuple[list[Ranged], Blocks | None]:
+    """The model compiled for all its sizes, with one copy of the weights that its forms have in common."""
+    made, blocks = _compile_ranges(family, spans, ways)
+    share_weights(ranged.model for ranged in made)
+    return made, blocks
+
+
+def _compile_ranges(family: Family, spans: Sequence[Span], ways: Ways) -> tuple[list[Ranged], Blocks | None]:
     """The model compiled for sizes of blocks, or for rooms that cover its spans; a room that operators do not treat
     alike is halved."""
     blocks = None
     if len(spans) == 1 and spans[0].step == 1:
         blocks = ways.find_blocks(lambda samples: family.exact((samples,)), spans[0].low, spans[0].high)
     if blocks is not None:
-        return [_compiled(family, spans, (Room(n, n),), ways) for n in sorted(blocks.sizes)], blocks
-    waiting = list(product(*(covering(span, _FACTOR) for span in spans)))
-    made: list[Ranged] = []
+        sizes = sorted(blocks.sizes)
+        return [_compiled(spans, (Room(n, n),), family.exact((n,)), None, ways) for n in sizes], blocks
+
+    def opened(rooms: Rooms) -> tuple[Rooms, Graph, Forms | None]:
+        if all(room.low == room.high for room in rooms):
+            return rooms, family.exact(tuple(room.low for room in rooms)), None
+        graph = family.open(rooms)
+        return rooms, graph, ways.output_forms(graph)
+
+    def compiled(rooms: Rooms) -> Ranged:
+        return _compiled(spans, *known.pop(rooms, None) or opened(rooms), ways)
+
+    # what operators treat alike is known before anything is compiled
+    known = {found[0]: found for found in _covered(spans, product(*(covering(s, _FACTOR) for s in spans)), opened)}
+    return _covered(spans, known, compiled), None
+
+
+def _covered(spans: Sequence[Span], rooms: Iterable[Rooms], give: Callable[[Rooms], T]) -> list[T]:
+    """What is given for all rooms; those for which there is nothing are halved."""
+    waiting, made = list(rooms), list[T]()
     while waiting:
-        rooms = waiting.pop(0)
+        room = waiting.pop(0)
         try:
-            made.append(_compiled(family, spans, rooms, ways))
+            made.append(give(room))
         except CutError as error:
             raise ModelError(f"not compiled for ranges of sizes, since its data decide shapes on the way: {error}; "
                              f"leave out dynamic= and what comes is compiled for") from error  # fmt: skip
         except (ModelError, UnsupportedError) as error:
-            halves = list(product(*map(_halves, rooms)))
+            halves = list(product(*map(_halves, room)))
             if len(halves) == 1:
                 raise
             waiting = [*halves, *waiting]
             if len(made) + len(waiting) > _MOST_VARIANTS:
-                sizes = "; ".join(map(str, spans))
-                raise ModelError(
-                    f"not compiled for {sizes}: the sizes need more than {_MOST_VARIANTS} compiled forms, since "
-                    f"{error}; leave out dynamic= and each is compiled when it comes"
-                ) from error
-    return made, None
+                raise _too_many(spans, error) from error
+    return made
 
 
-def _compiled(family: Family, spans: Sequence[Span], rooms: tuple[Room, ...], ways: Ways) -> Ranged:
+def _too_many(spans: Sequence[Span], why: Exception) -> ModelError:
+    sizes, first = "; ".join(map(str, spans)), spans[0]
+    steps = f"range({first.low}, {first.high + 1}, {2 * first.step})"
+    return ModelError(
+        f"not compiled for {sizes}: the sizes need more than {_MOST_VARIANTS} compiled forms, since {why}; give sizes "
+        f"in steps that operators treat alike, as {steps}, or leave out dynamic= and each is compiled when it comes"
+    )
+
+
+def _compiled(spans: Sequence[Span], rooms: Rooms, graph: Graph, forms: Forms | None, ways: Ways) -> Ranged:
     start = time.perf_counter()
-    if all(room.low == room.high for room in rooms):
-        model = ways.compile_graph(family.exact(tuple(room.low for room in rooms)))
-    else:
-        model = ways.compile_open(family.open(rooms))
+    model = ways.compile_graph(graph) if forms is None else ways.compile_open(graph, forms)
     return Ranged(RangeVariant(tuple(spans), rooms, time.perf_counter() - start), model)
 
 

@@ -17,6 +17,7 @@ from tilewright.ir.forms.graph import Graph
 from tilewright.options import Options
 from tilewright.packages.directory import MANIFEST, sums, write_directory
 from tilewright.packages.manifest import head, sealed
+from tilewright.packages.shared import share_weights
 from tilewright.version import VERSION
 
 KIND = "tilewright model in parts"
@@ -25,7 +26,7 @@ PARTS = "parts"
 PLAN, DATA = "plan.json", "plan.data"
 # What decides how further parts are compiled.
 _OPTIONS = ("target", "threads", "precision", "schedule", "merging", "convolution", "contraction", "denormals",
-            "effort", "fallback", "tune", "variants")  # fmt: skip
+            "effort", "optimize", "fallback", "tune", "variants")  # fmt: skip
 
 
 class InParts(Protocol):
@@ -53,6 +54,7 @@ def _fill(place: Path, model: InParts, options: Options) -> None:
         writer = _Writer(Encoder(file), place / PARTS)
         plan = writer.model(model)
     (place / PLAN).write_text(json.dumps(plan), encoding="utf-8")
+    share_weights(place, sorted((place / PARTS).iterdir()))
     body = {
         **head(KIND, FORMAT, VERSION, model.inputs, model.outputs),
         "options": {name: getattr(options, name) for name in _OPTIONS},

@@ -14,6 +14,7 @@ from tilewright.dynamic.variants import OpenPort
 from tilewright.ir.forms.blocks import Blocks
 from tilewright.packages.directory import MANIFEST, sums, write_directory
 from tilewright.packages.manifest import head, sealed
+from tilewright.packages.shared import share_weights
 from tilewright.version import VERSION
 
 KIND = "tilewright model for ranges of sizes"
@@ -64,6 +65,7 @@ def _fill(place: Path, model: RangedForm) -> None:
             "kept": kept,
         }
     (place / TABLE).write_text(json.dumps(table), encoding="utf-8")
+    share_weights(place, sorted((place / FOLDERS).iterdir()))
     body = {
         **head(KIND, FORMAT, VERSION, model.inputs, model.outputs),
         **({} if model.blocks is None else {"blocks": list(model.blocks.sizes)}),

@@ -11,6 +11,7 @@ from tilewright.dynamic.encoding import Encoder
 from tilewright.dynamic.variants import Kept, OpenPort, Variant
 from tilewright.packages.directory import MANIFEST, sums, write_directory
 from tilewright.packages.manifest import head, sealed
+from tilewright.packages.shared import share_weights
 from tilewright.version import VERSION
 
 KIND = "tilewright model for several shapes"
@@ -58,6 +59,7 @@ def _fill(place: Path, model: Open) -> None:
             "kept": kept,
         }
     (place / TABLE).write_text(json.dumps(table), encoding="utf-8")
+    share_weights(place, sorted((place / FOLDERS).iterdir()))
     body = {
         **head(KIND, FORMAT, VERSION, model.inputs, model.outputs),
         "variants": [str(variant) for variant in model.variants],

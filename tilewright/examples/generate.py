@@ -7,14 +7,14 @@ compiled step a token, with caches of keys and values that stay where they are.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 
 from tilewright.errors import OptionError
 from tilewright.frontend.pytorch.exported import export
-from tilewright.integrations.decoding import SIZES, Decoder, Role, StepGraph
+from tilewright.integrations.decoding import LIKELIEST, SIZES, Decoder, Role, Sampling, StepGraph
 from tilewright.ir.forms.graph import Graph
 from tilewright.options import Options
 
@@ -43,7 +43,7 @@ class Step(torch.nn.Module):
 
 
 class Generator:
-    """A model's likeliest tokens, with room for texts of `length` tokens."""
+    """A model's text, with room for `length` tokens of it."""
 
     def __init__(self, model: Any, length: int, buckets: Sequence[int] = SIZES, options: Options | None = None) -> None:
         self.step = Step(model.eval())
@@ -54,15 +54,19 @@ class Generator:
     def compilations(self) -> int:
         return self.decoder.compilations
 
-    def __call__(self, prompt: torch.Tensor | Sequence[int], count: int) -> torch.Tensor:
-        """`count` tokens after the prompt, a row of tokens: a tensor, an array or a list."""
+    def __call__(
+        self, prompt: torch.Tensor | Sequence[int], count: int, *, end: Collection[int] = (),
+        sampling: Sampling = LIKELIEST, goes_on: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
+        """At most `count` tokens after the prompt, a row of tokens: a tensor, an array or a list (see `Decoder`)."""
         tokens = torch.as_tensor(prompt)
         if tokens.numel() and (tokens.is_floating_point() or tokens.numel() != tokens.shape[-1:].numel()):
             raise OptionError(
                 f"a prompt is one row of whole numbers, not {list(tokens.shape)} of {tokens.dtype}; "
                 f"give one text at a time"
             )
-        return torch.tensor(self.decoder(tokens.reshape(-1).numpy(), count))
+        row = tokens.reshape(-1).numpy()
+        return torch.tensor(self.decoder(row, count, end=end, sampling=sampling, goes_on=goes_on))
 
     def _graph(self, size: int) -> StepGraph:
         length = self.shapes[0][2]

@@ -8,7 +8,7 @@ values alone, which are written behind the others in place. No shape depends on 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from tilewright.api import compile_graph
 from tilewright.calls.arguments import checked_path
+from tilewright.dynamic.model import share_weights
 from tilewright.errors import ModelError, OptionError
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.graph import Graph, Node, Value
@@ -36,6 +37,43 @@ class StepGraph:
 
     graph: Graph
     roles: tuple[Role, ...]  # of the graph's inputs
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is drawn: from scores over a temperature, among so many of the likeliest, or those that together have
+    at least this probability. A temperature of 0 takes the likeliest; one seed gives one text."""
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0 or not 0 < self.top_p <= 1 or (self.top_k is not None and self.top_k < 1):
+            raise OptionError(f"{self}: a temperature is at least 0, top_k at least 1, and top_p above 0 and at most 1")
+
+    def draws(self) -> Callable[[NDArray[Any]], int]:
+        """A function of scores, which draws the next token at each call."""
+        if self.temperature == 0:
+            return lambda scores: int(scores.argmax())
+        random = np.random.default_rng(self.seed)
+
+        def draw(scores: NDArray[Any]) -> int:
+            count = min(self.top_k or scores.size, scores.size)
+            best = np.argpartition(scores, -count)[-count:]
+            best = best[np.argsort(-scores[best], kind="stable")]
+            wide = scores[best].astype(np.float64) / self.temperature
+            chances = np.exp(wide - wide[0])
+            chances /= chances.sum()
+            enough = int(np.searchsorted(np.cumsum(chances), self.top_p)) + 1  # the one that reaches it, too
+            chances = chances[:enough] / chances[:enough].sum()
+            return int(best[random.choice(chances.size, p=chances)])
+
+        return draw
+
+
+LIKELIEST = Sampling(temperature=0.0)
 
 
 class _Step:
@@ -77,8 +115,9 @@ class _Step:
 
 
 class Decoder:
-    """The likeliest token after the other, for one text at a time. A prompt is cut into pieces of at most the largest
-    size, each padded to the next one."""
+    """A token after the other, for one text at a time, which stays until the next one begins. A prompt is cut into
+    pieces of at most the largest size, each padded to the next one. Steps of all sizes have one copy of the weights
+    that they read alike."""
 
     def __init__(
         self, make: Callable[[int], StepGraph], shapes: Sequence[tuple[int, ...]], sizes: Sequence[int] = SIZES,
@@ -91,6 +130,7 @@ class Decoder:
         self.caches = [np.zeros(shape, np.float32) for shape in shapes]
         self._make = make
         self._steps: dict[int, _Step] = {}
+        self.written = 0  # tokens of the text whose keys and values are in the caches
 
     @property
     def compilations(self) -> int:
@@ -105,22 +145,46 @@ class Decoder:
         """The scores after tokens that stand at `start` of the text; they are overwritten by the next call."""
         size = next(s for s in self.sizes if s >= len(tokens))
         if size not in self._steps:
-            self._steps[size] = _Step(size, self.length, self._make(size), self.caches, self.options)
-        return self._steps[size].run(tokens, start, self.caches)
+            step = _Step(size, self.length, self._make(size), self.caches, self.options)
+            share_weights([step.model], self.models.values())
+            self._steps[size] = step
+        found = self._steps[size].run(tokens, start, self.caches)
+        self.written = start + len(tokens)
+        return found
 
-    def __call__(self, prompt: Sequence[int] | NDArray[Any], count: int) -> list[int]:
-        """`count` tokens after the prompt."""
-        if not 0 < len(prompt) <= self.length - count:
-            raise OptionError(f"{len(prompt)} tokens and {count} more do not fit a cache of {self.length}")
-        scores, done = np.empty(0), 0
-        while done < len(prompt):
-            piece = prompt[done : done + self.sizes[-1]]
-            scores = self.scores(piece, done)
-            done += len(piece)
-        made = [int(scores.argmax())]
-        for place in range(done, done + count - 1):
-            made.append(int(self.scores(made[-1:], place).argmax()))
-        return made
+    def __call__(
+        self, prompt: Sequence[int] | NDArray[Any], count: int, *, end: Collection[int] = (),
+        sampling: Sampling = LIKELIEST, goes_on: bool = False,
+    ) -> list[int]:  # fmt: skip
+        """At most `count` tokens after the prompt, the last of them the first that is one of `end`. A prompt that
+        `goes_on` stands behind the text so far, of which the last token that came out may be its begin: caches of what
+        was read stay as they are."""
+        return list(self.stream(prompt, count, end=end, sampling=sampling, goes_on=goes_on))
+
+    def stream(
+        self, prompt: Sequence[int] | NDArray[Any], count: int, *, end: Collection[int] = (),
+        sampling: Sampling = LIKELIEST, goes_on: bool = False,
+    ) -> Iterator[int]:  # fmt: skip
+        """The same, each token when it is there."""
+        begin = self.written if goes_on else 0
+        if not 0 < len(prompt) <= self.length - begin - count:
+            behind = f" behind {begin}" if begin else ""
+            raise OptionError(f"{len(prompt)} tokens and {count} more{behind} do not fit a cache of {self.length}")
+        return self._written_on(prompt, count, begin, frozenset(end), sampling.draws())
+
+    def _written_on(
+        self, prompt: Sequence[int] | NDArray[Any], count: int, begin: int, end: frozenset[int],
+        draw: Callable[[NDArray[Any]], int],
+    ) -> Iterator[int]:  # fmt: skip
+        scores = np.empty(0)
+        for done in range(0, len(prompt), self.sizes[-1]):
+            scores = self.scores(prompt[done : done + self.sizes[-1]], begin + done)
+        for left in range(count, 0, -1):
+            token = draw(scores)
+            yield token
+            if token in end or left == 1:
+                return
+            scores = self.scores([token], self.written)
 
 
 # ONNX files with past and present

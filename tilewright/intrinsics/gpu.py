@@ -61,6 +61,15 @@ def _unpack_meaning(context: InstructionContext) -> None:
         context.write(0, value.astype(np.float16), (k,))
 
 
+def _unpack_pairs_meaning(context: InstructionContext) -> None:
+    """The same of two bytes of 4-bit codes: the lower halves of both, then the upper ones."""
+    zero, scale = context.scalars
+    for k in range(4):
+        code = context.read(1, (k % 2,)).astype(np.int32) >> k // 2 * 4 & 15
+        value = (code.astype(np.float32) - np.asarray(zero, np.float32)) * np.asarray(scale, np.float32)
+        context.write(0, value.astype(np.float16), (k,))
+
+
 def _commit_meaning(context: InstructionContext) -> None:
     context.commit()
 
@@ -120,7 +129,6 @@ def _copy_async_or_zero(span: int) -> Intrinsic:
     return replace(
         plain, name=f"copy_async_or_zero{span}", scalars=1, meaning=partial(_issue_or_zero_meaning, span), expand=None,
         text={"cuda": f"tw::copy_async_or_zero<{span}>({{place0}}, {{place1}}, {{scalar0}});"},
-        packet_bytes=(16,),
     )  # fmt: skip
 
 
@@ -134,10 +142,12 @@ _ROWS = (
     _shuffle("shuffle", _shuffle_from),  # every lane reads the lane that the immediate names
     *(_copy(span) for span in (2, 4, 8, 16)),
     *(_copy_async(span) for span in (1, 2, 4, 8, 16)),
-    *(_copy_async_or_zero(span) for span in (4, 8, 16)),
+    *(_copy_async_or_zero(span) for span in (2, 4, 8, 16)),
     Intrinsic("unpack8", "thread", (OperandRule(_REGISTER, 8, written=True), OperandRule(_REGISTER, 8)), 4,
               {"cuda": "tw::unpack8({place0}, {place1}, {scalar0}, {scalar1}, {scalar2}, {scalar3});"},
               _unpack_meaning),
+    Intrinsic("unpack4", "thread", (OperandRule(_REGISTER, 4, written=True), OperandRule(_REGISTER, 2)), 2,
+              {"cuda": "tw::unpack4({place0}, {place1}, {scalar0}, {scalar1});"}, _unpack_pairs_meaning),
     Intrinsic(PREFETCH, "thread", (OperandRule(frozenset({Memory.GLOBAL})),), 0, {"cuda": "tw::prefetch({place0});"},
               INSTRUCTIONS[PREFETCH]),
     _order("commit", 0, "tw::commit();", _commit_meaning),

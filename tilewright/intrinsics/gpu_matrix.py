@@ -1,7 +1,7 @@
 """The GPU's tensor cores: which lane of a warp keeps which element of a matrix, and the instructions on such fragments.
 
-Shapes and lane maps are those of PTX's `mma.sync` m16n8k16 (16-bit floats), m16n8k8 (tf32) and m16n8k32 (bytes) and of
-`ldmatrix`; four warps multiply 64 rows at once by `wgmma`.
+Shapes and lane maps are those of PTX's `mma.sync` m16n8k16 (16-bit floats), m16n8k8 (tf32) and m16n8k32 (bytes, and
+8-bit floats from Ada on) and of `ldmatrix`; four warps multiply 64 rows at once by `wgmma`.
 """
 
 from __future__ import annotations
@@ -100,10 +100,12 @@ FORMS: Mapping[str, MatrixForm] = {
         MatrixForm("mma_bfloat16", dtypes.bfloat16, _A16, _B16, _C),
         MatrixForm("mma_tf32", dtypes.tf32, _A32, _B32, _C),
         MatrixForm("mma_int8", dtypes.int8, _A8, _B8, _C, sums=dtypes.int32),
+        MatrixForm("mma_e4m3", dtypes.float8e4m3fn, _A8, _B8, _C),
         MatrixForm("wgmma_float16", dtypes.float16, _A16, _B16, _C, warps=4),
         MatrixForm("wgmma_bfloat16", dtypes.bfloat16, _A16, _B16, _C, warps=4),
         MatrixForm("wgmma_tf32", dtypes.tf32, _A32, _B32, _C, warps=4, along_sum=True),
         MatrixForm("wgmma_int8", dtypes.int8, _A8, _B8, _C, warps=4, along_sum=True, sums=dtypes.int32),
+        MatrixForm("wgmma_e4m3", dtypes.float8e4m3fn, _A8, _B8, _C, warps=4, along_sum=True),
     )
 }
 

@@ -63,6 +63,22 @@ def _aligned(size: int) -> int:
 
 def arena(loops: LoopProgram) -> tuple[dict[str, int], int]:
     """Arena offsets of all temporaries of a model."""
+    offsets, total = place(_lifetimes(loops))
+    return offsets, total  # type: ignore[return-value]
+
+
+def alive(loops: LoopProgram) -> list[tuple[frozenset[str], int]]:
+    """By call: the temporaries that are needed then, and their bytes."""
+    lives = _lifetimes(loops)
+    found = []
+    for number in range(len(loops.calls)):
+        here = [life for life in lives if life.first <= number <= life.last]
+        found.append((frozenset(str(life.key) for life in here), sum(life.bytes for life in here)))
+    return found
+
+
+def _lifetimes(loops: LoopProgram) -> list[Lifetime]:
+    """Of temporaries, in calls."""
     sizes = {t.name: elements(t.shape) * t.dtype.bytes for t in loops.tensors if t.role == "temporary"}
     first: dict[str, int] = {}
     last: dict[str, int] = {}
@@ -79,8 +95,7 @@ def arena(loops: LoopProgram) -> tuple[dict[str, int], int]:
         for name in first:
             if first[name] < jump.target <= last[name]:
                 last[name] = max(last[name], jump.at - 1)
-    offsets, total = place(Lifetime(n, sizes[n], first[n], last[n]) for n in sizes if n in first)
-    return offsets, total  # type: ignore[return-value]
+    return [Lifetime(n, sizes[n], first[n], last[n]) for n in sizes if n in first]
 
 
 def scratch(kernel: Kernel, memory: Memory = Memory.SCRATCH) -> tuple[dict[Buffer, int], int]:

@@ -43,18 +43,23 @@ _SMALL = 64  # elements up to which equal constants are shared
 # What one node may ask for. A file can name any number; beyond these nothing is made, not even a plan.
 MOST_AXES = 32
 MOST_ELEMENTS = 1 << 31
+IN_PARTS = 1 << 40  # elements of a tensor of which there is never more than a part
 MOST_STEPS = 1 << 48  # minutes on the fastest processors
 # Constants that are made here of others: of a small model this much in all, of a large one this many times its own.
 FOLDED_BYTES = 1 << 25
 FOLDED_GROWTH = 8
+# constants that contractions may want in these types instead of the numbers that they stand for
+_MULTIPLIED_AS_THEY_ARE = (dtypes.int8, dtypes.uint8, dtypes.int4, dtypes.uint4, dtypes.float8e4m3fn)
 
 
 class Builder:
     """Collects the computes and constants of a Program while its operators are lowered one by one."""
 
-    def __init__(self, regions: bool = False) -> None:
-        """With `regions`, data may end loops and choose branches; without, all steps and both branches are computed."""
+    def __init__(self, regions: bool = False, most_elements: int = MOST_ELEMENTS) -> None:
+        """With `regions`, data may end loops and choose branches; without, all steps and both branches are computed.
+        No tensor has more than `most_elements`."""
         self.regions = regions
+        self.most_elements = most_elements
         self.computes: list[Compute] = []
         self.constants: dict[Tensor, np.ndarray] = {}
         self._shared: dict[tuple[Any, ...], Tensor] = {}
@@ -111,9 +116,9 @@ class Builder:
         if any(extent < 0 for extent in extents):
             raise self.invalid(f"{what} would have the shape {list(extents)}, and no extent can be negative")
         room = prod(max(extent, 1) for extent in extents)  # an axis of nothing does not make the others smaller
-        if room > MOST_ELEMENTS:
+        if room > self.most_elements:
             raise self.unsupported(
-                f"{what} would have the shape {list(extents)}, {room} elements; {MOST_ELEMENTS} are supported"
+                f"{what} would have the shape {list(extents)}, {room} elements; {self.most_elements} are supported"
             )
         return extents
 
@@ -223,7 +228,7 @@ class Builder:
         """`map` over the elements of `x`, or over a shape that they are unpacked to; of constant bytes it is left for
         later: contractions may want the bytes."""
         compute = self.map_compute(hint, dims(x) if shape is None else shape, element)
-        if x.rank > 1 and x.dtype in (dtypes.int8, dtypes.uint8) and x in self.constants:
+        if x.rank > 1 and x.dtype in _MULTIPLIED_AS_THEY_ARE and x in self.constants:
             self.computes.append(compute)
         else:
             self.emit(compute)

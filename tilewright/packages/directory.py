@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from tilewright.errors import ModelError, OptionError, ToolError
@@ -91,11 +91,11 @@ def read_manifest(folder: Path, *, trust: bool = False) -> str:
         raise ModelError(f"'{folder}': its {MANIFEST} cannot be read; save the model again") from error
 
 
-def sums(folder: Path) -> dict[str, str]:
-    """Every file below the directory with its checksum."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+def sums(folder: Path, names: Iterable[str] | None = None) -> dict[str, str]:
+    """Every file below the directory, or these, with its checksum."""
+    every = (path for path in folder.rglob("*") if path.is_file())
     found = {}
-    for path in files:
+    for path in sorted(every if names is None else (folder / name for name in names)):
         with path.open("rb") as file:
             found[path.relative_to(folder).as_posix()] = checksum(file)
     return found

@@ -28,7 +28,7 @@ def forms_of(artifact: Artifact) -> str:
     return json.dumps({
         "model": artifact.graph.name, "operators": len(artifact.graph.nodes), "effort": artifact.effort,
         "batches": artifact.batches, "seconds": artifact.stage_seconds, "remarks": program.remarks,
-        "program": program_text(program), "loops": loops_text(loops),
+        "program": program_text(program, numbers=False), "loops": loops_text(loops),
         "constants": {t.name: [t.dtype.name, t.shape] for t in program.constants},
     })  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
@@ -19,6 +19,7 @@ from tilewright.packages.gpu import GpuManifest, gpu_manifest, save_gpu, start_g
 from tilewright.packages.header import example_text, header_text
 from tilewright.packages.inspection import EXPLANATION, PLAN, saved_explanation
 from tilewright.packages.manifest import FORMAT, KIND, Manifest, Port, damaged, manifest_from, unsealed
+from tilewright.packages.shared import WEIGHTS
 from tilewright.runtime.cores import usable_cores
 from tilewright.runtime.cpu_model import (
     MAX_THREADS,
@@ -31,8 +32,9 @@ from tilewright.runtime.cpu_model import (
 from tilewright.runtime.features import relied_on
 from tilewright.runtime.ownership import ForeignError
 from tilewright.runtime.permissions import PermissionRefused
+from tilewright.runtime.swept import SweptModel
 from tilewright.runtime.toolchain import ToolchainError, find_compiler, this_machine
-from tilewright.runtime.weights import WeightsError
+from tilewright.runtime.weights import WeightsError, write_weights
 from tilewright.version import VERSION
 
 if TYPE_CHECKING:
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LIBRARY = "libmodel.so"
-WEIGHTS = "model.weights"
 HEADER = "model.h"
 EXAMPLE = "example.c"
 SOURCES = "source"
@@ -86,13 +87,15 @@ def save(
     """Write the model to a directory, whole or not at all. An earlier saved model there gives way. With `texts` that
     are known it needs none of the forms that they were made of."""
     if isinstance(artifact, ShippedArtifact):
-        check_files(artifact.folder, artifact.manifest.files, trust=True)
-        shipped = artifact.folder
-        write_directory(folder, lambda place: _copy(shipped, artifact.manifest, place))
+        shared = artifact.manifest.shared if isinstance(artifact.manifest, Manifest) else {}
+        check_files(artifact.folder, {**artifact.manifest.files, **shared}, trust=True)
+        write_directory(folder, lambda place: _copy(artifact, place))
         return
     runner = artifact.runner
     if runner is None:
         raise OptionError("compilation was stopped before there was code to save; leave out stop_after to save it")
+    if isinstance(runner, SweptModel):
+        raise OptionError("a model that goes through in sweeps is not saved: compile it where it runs")
     if not isinstance(runner, CpuModel):
         save_gpu(artifact, folder, options)
         return
@@ -111,9 +114,10 @@ def load(folder: Path, threads: int | None = None, *, trust: bool = False) -> Sh
         return ShippedArtifact(folder.resolve(), about, start_gpu(folder, about, trust=trust))
     manifest = _read(folder, row, manifest_from)
     _check_machine(folder, manifest)
-    later = {WEIGHTS} if _is_large(folder / WEIGHTS) else set()
-    check_files(folder, {name: s for name, s in manifest.files.items() if name not in later}, trust=trust)
-    rest = {name: s for name, s in manifest.files.items() if name in later}
+    files = {**manifest.files, **manifest.shared}
+    later = {name for name in (WEIGHTS, *manifest.shared) if _is_large(folder / name)}
+    check_files(folder, {name: s for name, s in files.items() if name not in later}, trust=trust)
+    rest = {name: s for name, s in files.items() if name in later}
     unchecked = partial(check_files, folder, rest, trust=trust) if rest else None
     built = BuiltModel(folder / LIBRARY, folder / WEIGHTS, manifest.permissions, trust=trust, unchecked=unchecked)
     try:
@@ -192,7 +196,7 @@ def _fill(place: Path, artifact: Artifact, runner: CpuModel, texts: Mapping[str,
     (place / SOURCES).mkdir()
     for name, text in texts.items():
         (place / name).write_text(text, encoding="utf-8")
-    runner.weights.tofile(place / WEIGHTS)
+    write_weights(runner.weights, place / WEIGHTS)
     try:
         shutil.copyfile(runner.built.library, place / LIBRARY)
     except FileNotFoundError as error:
@@ -225,10 +229,18 @@ def _manifest(place: Path, artifact: Artifact, runner: CpuModel, options: Option
         outputs=tuple((name, dtype, tuple(shape)) for name, dtype, shape in artifact.outputs),
         calls=artifact.calls,
         files=sums(place),
+        begins=tuple(runner.weight_begins),
+        shared={},
     )
 
 
-def _copy(folder: Path, manifest: Manifest | GpuManifest, place: Path) -> None:
+def _copy(artifact: ShippedArtifact, place: Path) -> None:
+    """By itself: weights that it shared with others come along."""
+    manifest = artifact.manifest
     for name in (MANIFEST, *manifest.files):
         (place / name).parent.mkdir(exist_ok=True)
-        shutil.copyfile(folder / name, place / name)
+        shutil.copyfile(artifact.folder / name, place / name)
+    if isinstance(manifest, Manifest) and manifest.shared:
+        write_weights(artifact.runner.weights, place / WEIGHTS)
+        own = {**manifest.files, **sums(place, [WEIGHTS])}
+        (place / MANIFEST).write_text(replace(manifest, files=own, shared={}).to_json(), encoding="utf-8")

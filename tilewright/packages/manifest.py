@@ -15,8 +15,9 @@ from tilewright.ir.forms.loops import Call
 
 KIND = "tilewright model"
 ON_RANKS = "tilewright model on several ranks"  # each in a directory of its own
-FORMAT = 1
+FORMAT = 2
 _SUM = "manifest_sha256"
+_SHARED = re.compile(r"(\.\./)+[A-Za-z0-9_][A-Za-z0-9_.]*")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]*(/[A-Za-z0-9_][A-Za-z0-9_.]*)*")
 
 Port = tuple[str, dtypes.DType, tuple[int, ...]]
@@ -40,6 +41,8 @@ class Manifest:
     outputs: tuple[Port, ...]
     calls: tuple[Call, ...]
     files: Mapping[str, str]  # by path below the manifest, the line of runtime.cache.checksum
+    begins: tuple[int, ...]  # of each constant among the weights
+    shared: Mapping[str, str]  # the file above that the weights lie in, where others have some of them, and its line
 
     def to_json(self) -> str:
         body = {
@@ -63,6 +66,8 @@ class Manifest:
             "target": self.target,
             "calls": [(call.kernel, call.arguments, call.step) for call in self.calls],
             "files": self.files,
+            "begins": self.begins,
+            "shared": self.shared,
         }
         return sealed(body)
 
@@ -139,14 +144,26 @@ def manifest_from(row: Mapping[str, Any]) -> Manifest:
         outputs=tuple(port_from(port) for port in row["outputs"]),
         calls=calls_from(row["calls"]),
         files=file_sums(row["files"]),
+        begins=_begins(row["begins"]),
+        shared=_paths(row["shared"], _SHARED),
     )
 
 
 def file_sums(row: Mapping[str, Any]) -> dict[str, str]:
     """Files by path below the manifest, each with its checksum."""
-    if not isinstance(row, dict) or not all(_FILE.fullmatch(n) and isinstance(s, str) for n, s in row.items()):
+    return _paths(row, _FILE)
+
+
+def _paths(row: Mapping[str, Any], allowed: re.Pattern[str]) -> dict[str, str]:
+    if not isinstance(row, dict) or not all(allowed.fullmatch(n) and isinstance(s, str) for n, s in row.items()):
         raise ValueError("a file outside the directory")
     return row
+
+
+def _begins(row: Sequence[Any]) -> tuple[int, ...]:
+    if not all(isinstance(begin, int) and begin >= 0 for begin in row) or list(row) != sorted(set(row)):
+        raise ValueError("no places of weights")
+    return tuple(row)
 
 
 def port_row(port: Port) -> dict[str, Any]:

@@ -305,7 +305,7 @@ def _graph_digest(graph: Graph) -> bytes:
 
 
 def _array_digest(array: np.ndarray) -> bytes:
-    digest = sha256(f"{array.dtype.str}{array.dtype.name}{array.shape}".encode())
+    digest = _blake2b(f"{array.dtype.str}{array.dtype.name}{array.shape}".encode())
     digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return digest.digest()
 

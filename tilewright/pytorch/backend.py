@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import RLock
 from typing import Any
@@ -19,7 +21,7 @@ from torch._guards import TracingContext
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tilewright.calls.progress import log_compiled
-from tilewright.errors import InternalError
+from tilewright.errors import InternalError, UnevenError
 from tilewright.frontend.pytorch.aliases import may_overlap, overlapping
 from tilewright.frontend.pytorch.fx import decompositions
 from tilewright.frontend.pytorch.tensors import constant_of
@@ -196,7 +198,11 @@ class Specialised:
         constants = self._constants(args)
 
         def graph_at(given: Sequence[Any]) -> tuple[Graph, Sequence[int]]:
-            traced = _with_numbers(self.graph, given)
+            try:
+                with _fake_errors_untold():
+                    traced = _with_numbers(self.graph, given)
+            except (RuntimeError, ValueError, IndexError) as error:  # such as parts that make no whole any more
+                raise UnevenError(f"PyTorch refuses other sizes: {error}") from error
             nodes = _placeholders(traced)
             return plain_graph(traced, {nodes[p]: constant_of(x, nodes[p].name) for p, x in constants.items()})
 
@@ -278,6 +284,18 @@ def _is_open(node: fx.Node) -> bool:
 
 def _size(value: Any) -> Any:
     return (value.shape, value.stride()) if isinstance(value, torch.Tensor) else value
+
+
+@contextmanager
+def _fake_errors_untold() -> Iterator[None]:
+    """PyTorch logs sizes that do not fit, as errors, before it raises them."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _with_numbers(graph: fx.GraphModule, args: Sequence[Any]) -> fx.GraphModule:

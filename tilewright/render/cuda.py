@@ -19,7 +19,7 @@ from tilewright.ir.analysis.simplify import linear, simplify
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.bounds import static
 from tilewright.ir.forms.dtypes import DType
-from tilewright.ir.forms.expr import Axis, Const, Expr, Extent, Load, Op, Var, as_expr, const, loads, walk
+from tilewright.ir.forms.expr import Axis, Const, Expr, Extent, Load, Op, Var, as_expr, const, is_op, loads, walk
 from tilewright.ir.forms.loops import (
     Alloc,
     Barrier,
@@ -37,7 +37,7 @@ from tilewright.ir.forms.loops import (
     statements,
     stmt_exprs,
 )
-from tilewright.render.c_bytes import rounded
+from tilewright.render.c_bytes import is_small, rounded
 from tilewright.render.clike import (
     COMMON_SPELLINGS,
     PRIMARY,
@@ -76,6 +76,7 @@ CUDA = Dialect(
         "uint64": "unsigned long long",
         "bool": "bool",
         **{d.name: "unsigned char" for d in dtypes.STORAGE},
+        "float8e4m3fn": "tw::e4m3",
     },
     spellings={
         **COMMON_SPELLINGS,
@@ -154,10 +155,21 @@ class CudaPrinter(ExprPrinter):
                 return f"{name}.apart({', '.join(self.text(i) for i in (*near, *far))})"
         return f"{name}.at({', '.join(self.text(i) for i in operand.origin)})"
 
+    def _constant(self, node: Const) -> tuple[str, int]:
+        if node.dtype is dtypes.float8e4m3fn:  # given by its bits, and a number here
+            return self._float(float(np.uint8(node.value).view(node.dtype.numpy)), dtypes.float32)
+        return super()._constant(node)
+
     def _operation(self, node: Op, args: list[tuple[str, int]]) -> tuple[str, int]:
         small = rounded(node)
         if small is not None:
             return f"tw::rounded_byte<{self.c_type(node.dtype)}>({self.text(small.value)}, {small.added})", PRIMARY
+        if is_op(node, "bitcast") and node.args[0].dtype is dtypes.float8e4m3fn:
+            # an emulated view gives a number, whose code is the same
+            kind = self.c_type(node.args[0].dtype)
+            return f"tw::bits_as<{self.c_type(node.dtype)}, {kind}>({kind}({args[0][0]}))", PRIMARY
+        if is_op(node, "round") and node.dtype is dtypes.float32 and is_small(node.args[0]):
+            return f"tw::round_small({self.text(node.args[0])})", PRIMARY
         if node.op.name != "select" or node.dtype.name not in CUDA.computes_as or _may_be_outside(node):
             return super()._operation(node, args)
         # conversions are assembly, which the compiler would branch around

@@ -91,7 +91,8 @@ def explain_json(artifact: Artifact, measured: Profile | None = None) -> dict[st
 
 
 def _join_parts(facts: dict[str, Any], artifact: Artifact, measured: Profile | None) -> None:
-    """Of a model with loops or branches that data decide: what each part of it takes once, and all of them together."""
+    """Of a model with loops or branches that data decide, or in sweeps: what each part of it takes once, and all of
+    them together."""
     told: list[dict[str, Any]] = []
     for part in artifact.parts:
         found = explain_json(part.artifact, _of_part(measured, part.artifact.loops))
@@ -101,27 +102,34 @@ def _join_parts(facts: dict[str, Any], artifact: Artifact, measured: Profile | N
     for name in ("computes", "kernels_planned", "kernels_distinct"):
         facts[name] = sum(found[name] for found in told)
     facts["kernels"] = [kernel for found in told for kernel in found["kernels"]]
-    facts["decided"] = [remark for found in told for remark in found["decided"]]
-    loops = artifact.loops
+    whole = artifact.program.remarks if artifact.visits and artifact.program is not None else ()
+    facts["decided"] = list(dict.fromkeys((*whole, *(remark for found in told for remark in found["decided"]))))
+    # of a model in sweeps memory is that of its largest part, and a part's figures count as often as there are such
+    largest = [part.artifact.loops for part in artifact.parts if artifact.visits and part.artifact.loops is not None]
+    loops = max(largest, key=lambda each: arena(each)[1]) if largest else artifact.loops
     if loops is None:
         return
-    facts["calls"] = len(loops.calls)
-    facts["order"] = [call.kernel for call in loops.calls]
+    runs = Counter(artifact.visits)
+    times = [runs[number] if runs else 1 for number in range(len(told))]
+    facts["order"] = [call.kernel for call in (artifact.calls if runs else loops.calls)]
+    facts["calls"] = len(facts["order"])
     facts["memory"] = memory_over_time(loops)
-    totals = [found["totals"] for found in told if found["totals"]]
+    totals = [(n, found["totals"]) for n, found in zip(times, told, strict=True) if found["totals"]]
     names = ("predicted_us", "intermediate_bytes", "intermediate_bytes_on_chip", "intermediate_bytes_stored",
              "traffic_bytes")  # fmt: skip
-    facts["totals"] = {name: round(sum(t[name] for t in totals), 3) for name in names}
+    facts["totals"] = {name: round(sum(n * t[name] for n, t in totals), 3) for name in names}
     facts["totals"] |= _memory_sizes(loops)
-    meeting = sum((Counter(t["edges"]) for t in totals), Counter[str]())
+    meeting: Counter[str] = Counter()
+    for n, each in totals:
+        meeting.update({level: n * count for level, count in each["edges"].items()})
     facts["totals"]["edges"] = {x.name: meeting[x.name] for x in artifact.target.levels if meeting[x.name]}
-    timed = [t["measured_us"] for t in totals]
+    timed = [t["measured_us"] for _, t in totals]
     facts["totals"]["measured_us"] = round(sum(timed), 3) if timed and None not in timed else None
     facts["totals"]["levels"] = [
-        {"level": rows[0]["level"], "read_bytes": sum(r["read_bytes"] for r in rows),
-         "written_bytes": sum(r["written_bytes"] for r in rows),
-         "footprint_bytes": max(r["footprint_bytes"] for r in rows)}
-        for rows in zip(*(t["levels"] for t in totals), strict=True)
+        {"level": rows[0][1]["level"], "read_bytes": sum(n * r["read_bytes"] for n, r in rows),
+         "written_bytes": sum(n * r["written_bytes"] for n, r in rows),
+         "footprint_bytes": max(r["footprint_bytes"] for _, r in rows)}
+        for rows in zip(*([(n, row) for row in t["levels"]] for n, t in totals), strict=True)
     ]  # fmt: skip
 
 

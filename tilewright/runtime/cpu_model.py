@@ -26,8 +26,8 @@ from tilewright.runtime.source_files import files
 from tilewright.runtime.toolchain import OWN, Compiler, Machine, ObjectCompiler, Progress, link
 from tilewright.runtime.weights import (
     WEIGHT_ALIGNMENT,
+    MappedWeights,
     Weights,
-    aligned_copy,
     map_weights,
     store_weights,
     weight_bytes,
@@ -44,6 +44,7 @@ MAX_THREADS = 1024
 _NO_THREADS, _CANCELLED = 1, 3  # TW_NO_THREADS and TW_CANCELLED in native/driver.h
 _Watch = ctypes.CFUNCTYPE(ctypes.c_int)  # tw_watch
 _NEEDED = ("tw_describe", "tw_create", "tw_run", "tw_run_profile", "tw_run_objects", "tw_run_tuple", "tw_destroy")
+_WEIGHT = 2  # TW_WEIGHT
 _READY_FLAGS = 0x101  # NumPy's C_CONTIGUOUS and ALIGNED
 _WRITEABLE_FLAG = 0x400
 
@@ -304,15 +305,45 @@ def build_with(objects: ObjectCompiler, image: ModelImage, weights_cache: Cache)
     return BuiltModel(library, weights, image.permissions, held=held, sources=sources)
 
 
+class _Buffer(ctypes.Structure):
+    """tw_buffer in native/driver.h."""
+
+    _fields_ = [("space", ctypes.c_int32), ("value", ctypes.c_int64), ("offset", ctypes.c_int64)]
+
+
+class _Kept(ctypes.Structure):
+    """tw_kept in native/driver.h."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in ("offset", "bytes", "parts")]
+
+
+class _Piece(ctypes.Structure):
+    """tw_piece in native/driver.h."""
+
+    _fields_ = [("begin", ctypes.c_int64), ("data", ctypes.c_void_p)]
+
+
 class _Table(ctypes.Structure):
-    """tw_table in native/driver.h; the arrays of stages and buffers are not read here."""
+    """tw_table in native/driver.h; the array of stages is not read here."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("stages", "buffers", "extents", "inputs", "outputs", "kept")),
         *((name, ctypes.c_int64) for name in ("weight_bytes", "arena_bytes", "scratch_bytes", "keeps_denormals")),
-        *((name, ctypes.c_void_p) for name in ("stage", "buffer", "extent")),
+        ("stage", ctypes.c_void_p),
+        ("buffer", ctypes.POINTER(_Buffer)),
+        ("extent", ctypes.c_void_p),
         *((name, ctypes.POINTER(ctypes.c_int64)) for name in ("input_bytes", "output_bytes")),
+        ("kept_weights", ctypes.POINTER(_Kept)),
     ]
+
+
+def _begins(table: Any) -> list[int]:
+    """Places among the weights where nothing is read across: where a constant begins."""
+    if not table.weight_bytes:
+        return []
+    read = {b.value for b in table.buffer[: table.buffers] if b.space == _WEIGHT}
+    kept = [range(k.offset + 1, k.offset + k.bytes) for k in table.kept_weights[: table.kept]]
+    return sorted({0, *(place for place in read if not any(place in whole for whole in kept))})
 
 
 class _Array(ctypes.Structure):
@@ -389,13 +420,10 @@ class CpuModel:
         built: BuiltModel,
         threads: int,
         *,
-        map_file: bool = True,
         run_spin_microseconds: float = RUN_SPIN_MICROSECONDS,
         idle_spin_microseconds: float = IDLE_SPIN_MICROSECONDS,
     ) -> None:
-        """map_file=False copies the weights into private memory, where the system may use large pages.
-
-        Raises ForeignError where the files are another user's, and none is trusted."""
+        """Raises ForeignError where the files are another user's, and none is trusted."""
         self._handle: ctypes.c_void_p | None = None
         if not 1 <= threads <= MAX_THREADS:
             raise ModelRunError(f"threads must be between 1 and {MAX_THREADS}, not {threads}")
@@ -411,34 +439,45 @@ class CpuModel:
         self.built = built
         self._library = library
         self._read_table()
-        weights = map_weights(built.weights, self._weight_bytes, trust=built.trust)
-        self._weights = weights if map_file else aligned_copy(weights)
-        library.tw_create.restype = ctypes.c_void_p
-        handle = library.tw_create(
-            ctypes.c_void_p(self._weights.ctypes.data),
-            ctypes.c_int(threads),
-            ctypes.c_int64(int(run_spin_microseconds * 1000)),
-            ctypes.c_int64(int(idle_spin_microseconds * 1000)),
-        )
-        if not handle:
-            raise ModelRunError("not enough memory for the model's activations")
-        # Ready-made ctypes values and no argtypes: conversions would double the cost of a call.
-        self._handle = ctypes.c_void_p(handle)
+        self._spins = [ctypes.c_int64(int(us * 1000)) for us in (run_spin_microseconds, idle_spin_microseconds)]
+        self._weights = map_weights(built.weights, self._weight_bytes, trust=built.trust)
+        self._handle = self._created(self._weights)
         self._header = ctypes.c_int64(_header_bytes())
         self._run_objects = library.tw_run_objects
         self._unchecked = built.unchecked
         self._checking = Lock()
         # the quick way has no model before its weights are checked
-        self._caller = _Caller(None if self._unchecked else handle, None, self._header.value, _first_item_bytes())
+        self._caller = _Caller(None if self._unchecked else self._handle, None, self._header.value, _first_item_bytes())
         self._pack = struct.Struct(f"{len(self.input_bytes) + len(self.output_bytes)}P").pack
         self._raised: dict[int, BaseException] = {}  # by a signal's handler during a run, by thread
         self._watch = _Watch(_watching(self._raised).__next__)
-        if hasattr(library, "tw_set_watch"):  # which models that were saved by earlier releases lack
-            library.tw_set_watch(self._handle, self._watch)
+        self._library.tw_set_watch(self._handle, self._watch)
+
+    def _created(self, weights: MappedWeights) -> ctypes.c_void_p:
+        pieces = (_Piece * max(len(weights.pieces), 1))(*(_Piece(p.begin, p.data.ctypes.data) for p in weights.pieces))
+        create = self._library.tw_create
+        create.restype = ctypes.c_void_p
+        handle = create(pieces, ctypes.c_int64(len(weights.pieces)), ctypes.c_int(self.threads), *self._spins)
+        if not handle:
+            raise ModelRunError("not enough memory for the model's activations")
+        # Ready-made ctypes values and no argtypes: conversions would double the cost of a call.
+        return ctypes.c_void_p(handle)
+
+    def share_weights(self, others: Sequence[CpuModel]) -> None:
+        """Weights that others have, too, are read where those lie from here on. Nothing of this model may run."""
+        own = self._weights.cut(self.weight_begins)
+        weights = own.shared([other.weights.cut(other.weight_begins) for other in others])
+        if self._handle is None or all(a is b for a, b in zip(own.pieces, weights.pieces, strict=True)):
+            return
+        handle = self._created(weights)
+        self.close()
+        self._handle, self._weights = handle, weights
+        self._caller.model = None if self._unchecked else handle
+        self._library.tw_set_watch(handle, self._watch)
 
     def cancel(self) -> None:
         """End the run in progress, if there is one, from another thread."""
-        if self._handle is not None and hasattr(self._library, "tw_cancel"):
+        if self._handle is not None:
             self._library.tw_cancel(self._handle)
 
     def _failed(self, status: int) -> BaseException:
@@ -457,10 +496,11 @@ class CpuModel:
         self.scratch_bytes: int = table.scratch_bytes
         self.denormals: Denormals = "keep" if table.keeps_denormals else "flush"
         self._weight_bytes: int = table.weight_bytes
+        self.weight_begins = _begins(table)
         self._sizes = self.input_bytes + self.output_bytes
 
     @property
-    def weights(self) -> NDArray[np.uint8]:
+    def weights(self) -> MappedWeights:
         """All packed weights, read-only."""
         return self._weights
 

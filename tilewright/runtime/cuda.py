@@ -164,12 +164,19 @@ class CudaModel:
             self._fetch(pointers[len(inputs) :], outputs, stream)
         return taken
 
-    def close(self) -> None:
-        """Gives the device's memory back; only when no run is under way."""
+    def rest(self) -> None:
+        """Gives all of the device's memory back but that of the weights, until the next run; only when none is under
+        way."""
         with current(self._context):
+            check(self._driver.cuCtxSynchronize())
             for lane in self._lanes.values():
                 lane.close()
             self._lanes.clear()
+
+    def close(self) -> None:
+        """Gives the device's memory back; only when no run is under way."""
+        self.rest()
+        with current(self._context):
             self._weights.close()
             if self._host is not None:
                 self._host.close()

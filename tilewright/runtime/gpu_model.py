@@ -222,6 +222,9 @@ class EmulatedModel:
     def run(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
         self.profile(inputs, outputs)
 
+    def rest(self) -> None:
+        """Nothing is kept between runs but the weights."""
+
     def close(self) -> None:
         """Nothing is kept that the interpreter does not give back by itself."""
 

@@ -46,17 +46,24 @@ _LEFT_ALONE = (
 )  # fmt: skip
 # What counts for kernels beyond -O1: multiply-adds (an expensive optimisation, gcc says; without them 1.6 times as
 # slow) and vectors for the loops that come without. What it is told to leave out finds little in a kernel and is a
-# fifth of its time. Code that is wanted soon takes half the time of -O3 and runs 1.00 to 1.02 times as long.
-_HURRIED = (
+# quarter of its time.
+_KERNELS = (
     "-O1", "-fexpensive-optimizations", "-fno-tree-pta", "-fno-tree-dominator-opts", "-fno-tree-bit-ccp",
     "-fno-tree-ccp", "-fno-ipa-modref", "-fno-ipa-pure-const", "-fno-ipa-reference", "-fno-tree-copy-prop",
-    "-fno-tree-dse", "-fno-tree-phiprop", "-ftree-loop-vectorize", "-fvect-cost-model=dynamic",
+    "-fno-tree-dse", "-fno-tree-phiprop", "-fno-tree-loop-ivcanon", "-ftree-loop-vectorize",
+    "-fvect-cost-model=dynamic",
+)  # fmt: skip
+# Code that is wanted soon: counters of loops from the first that are found, nothing moved or made a choice once
+# instructions are chosen. It runs 1.00 to 1.02 times as long as by -O3.
+_HURRIED = (
+    *_KERNELS, "--param=iv-always-prune-cand-set-bound=1", "-fno-move-loop-invariants", "-fno-if-conversion",
+    "-fno-if-conversion2",
 )  # fmt: skip
 # With these it is as fast as by -O3 (`python -m bench.compiler_passes`), in two thirds of the time: addresses that
 # several turns share (PRE, cse), the order of instructions, and vectors of what is written lane by lane (whole numbers
 # divided: 5 times as slow without).
 _CHOSEN = (
-    *_HURRIED, "-fgcse", "-frerun-cse-after-loop", "-fschedule-insns2", "-ftree-pre", "-ftree-slp-vectorize",
+    *_KERNELS, "-fgcse", "-frerun-cse-after-loop", "-fschedule-insns2", "-ftree-pre", "-ftree-slp-vectorize",
 )  # fmt: skip
 _HOW_TO_GET_ONE = "install gcc or clang, or run: pip install ziglang (which is what 'tilewright[compiler]' brings)"
 # What zig keeps of its own, its C library above all: under our cache, unless the user has a place for it. Where it

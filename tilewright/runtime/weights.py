@@ -1,11 +1,15 @@
-"""Keeps a model's packed weights as one file in the cache and brings them back as aligned, read-only memory."""
+"""Keeps a model's packed weights as one file in the cache and brings them back as aligned, read-only memory; of several
+models, those that are alike once."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +19,10 @@ from tilewright.runtime.cache import Cache, content_key
 from tilewright.runtime.ownership import opened
 
 WEIGHT_ALIGNMENT = 64
+_SHARED_MARK = b"TWSHARED"  # a file begins so whose weights lie in another: tw_shared in native/driver.h
+_SHARED_HEAD, _SHARED_PLACE = struct.Struct("=8sqq"), struct.Struct("=qq")
+_LOOK_BYTES = 256
+_WORTH_SHARING_BYTES = 4096  # less is no page less
 _STREAMED_FROM_BYTES = 64 << 20  # what a process has room for twice
 
 
@@ -28,6 +36,61 @@ class WeightPieces(Protocol):
     @property
     def nbytes(self) -> int: ...
     def __iter__(self) -> Iterator[memoryview]: ...
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Weights from a place among all of a model's on, up to where the next piece begins."""
+
+    begin: int
+    data: NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class MappedWeights:
+    """All weights of a model, read-only, wherever they lie."""
+
+    pieces: tuple[Piece, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(piece.data.size for piece in self.pieces)
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return (piece.data.data for piece in self.pieces)
+
+    def cut(self, begins: Sequence[int]) -> MappedWeights:
+        """In pieces that begin here too."""
+        found = []
+        for piece in self.pieces:
+            end = piece.begin + piece.data.size
+            inside = [begin for begin in begins if piece.begin < begin < end]
+            found += [Piece(a, piece.data[a - piece.begin : b - piece.begin])
+                      for a, b in pairwise((piece.begin, *inside, end))]  # fmt: skip
+        return MappedWeights(tuple(found))
+
+    def shared(self, others: Iterable[MappedWeights]) -> MappedWeights:
+        """The same bytes, of which those that are pieces of others, too, are theirs."""
+        known: dict[tuple[int, bytes, bytes], list[NDArray[np.uint8]]] = {}
+        for piece in chain.from_iterable(other.pieces for other in others):
+            known.setdefault(_look(piece.data), []).append(piece.data)
+
+        def lying(piece: Piece) -> Piece:
+            if piece.data.size < _WORTH_SHARING_BYTES:
+                return piece
+            alike = known.get(_look(piece.data), ())
+            return next((Piece(piece.begin, a) for a in alike if np.array_equal(_words(a), _words(piece.data))), piece)
+
+        return MappedWeights(tuple(map(lying, self.pieces)))
+
+
+def _look(data: NDArray[np.uint8]) -> tuple[int, bytes, bytes]:
+    """What is compared first."""
+    return data.size, data[:_LOOK_BYTES].tobytes(), data[-_LOOK_BYTES:].tobytes()
+
+
+def _words(data: NDArray[np.uint8]) -> NDArray[Any]:
+    return data.view(np.uint64) if data.size % 8 == 0 else data
 
 
 Weights = bytes | bytearray | memoryview | WeightPieces
@@ -61,17 +124,54 @@ def write_weights(weights: Weights, path: Path) -> None:
             file.write(piece)
 
 
-def map_weights(path: Path, expected_bytes: int, *, trust: bool = False) -> NDArray[np.uint8]:
-    """The file as read-only memory: loaded page by page as used, shared between processes. Pages start aligned."""
+def map_weights(path: Path, expected_bytes: int, *, trust: bool = False) -> MappedWeights:
+    """The file as read-only memory: loaded page by page as used, shared between processes. Pages start aligned. Its
+    weights may lie in another file, which several models share."""
+    whole = _mapped(path, trust=trust)
+    if whole.size == expected_bytes:
+        return MappedWeights((Piece(0, whole),) if whole.size else ())
+    if whole[: len(_SHARED_MARK)].tobytes() == _SHARED_MARK:
+        return _shared_weights(path, whole.tobytes(), expected_bytes, trust=trust)
+    raise WeightsError(f"{path} has {whole.size} bytes of weights, the model was compiled with {expected_bytes}")
+
+
+def _mapped(path: Path, *, trust: bool) -> NDArray[np.uint8]:
     try:
         with opened(path, trust=trust) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size != expected_bytes:
-                raise WeightsError(f"{path} has {size} bytes of weights, the model was compiled with {expected_bytes}")
             # An empty file cannot be mapped.
+            size = os.fstat(file.fileno()).st_size
             return np.memmap(file, np.uint8, mode="r") if size else np.empty(0, np.uint8)
     except OSError as error:
         raise WeightsError(f"cannot read the weights file {path}: {error.strerror}") from error
+
+
+def shared_table(places: Sequence[tuple[int, int]], shared_bytes: int, name: str, own_bytes: int) -> bytes:
+    """A file of weights that lie in another of so many bytes and this name: of each piece, where it begins among the
+    `own_bytes` of the model, and where it lies there. No model's weights have its size."""
+    rows = b"".join(_SHARED_PLACE.pack(*place) for place in places)
+    text = _SHARED_HEAD.pack(_SHARED_MARK, shared_bytes, len(places)) + rows + name.encode() + b"\0"
+    return text + b"\0" * (len(text) == own_bytes)
+
+
+def _shared_weights(path: Path, table: bytes, expected_bytes: int, *, trust: bool) -> MappedWeights:
+    damaged = WeightsError(f"{path} does not tell where the weights of this model lie; save the model again")
+    try:
+        _, size, count = _SHARED_HEAD.unpack_from(table)
+        rows = list(_SHARED_PLACE.iter_unpack(table[_SHARED_HEAD.size :][: count * _SHARED_PLACE.size]))
+        name = table[_SHARED_HEAD.size + count * _SHARED_PLACE.size :].rstrip(b"\0").decode()
+    except (struct.error, ValueError) as error:
+        raise damaged from error
+    if not name or not rows or len(rows) != count or rows[0][0] != 0:
+        raise damaged
+    shared = _mapped(path.parent / name, trust=trust)
+    if shared.size != size:
+        raise damaged
+    pieces = []
+    for (begin, at), end in zip(rows, [*(begin for begin, _ in rows[1:]), expected_bytes], strict=True):
+        if begin >= end or at < 0 or at % WEIGHT_ALIGNMENT or at + end - begin > size:
+            raise damaged
+        pieces.append(Piece(begin, shared[at : at + end - begin]))
+    return MappedWeights(tuple(pieces))
 
 
 def aligned_copy(weights: bytes | bytearray | memoryview | NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -67,6 +67,7 @@ class Connector:
     costs: GroupCost
     nests: Sequence[Nest]
     behind: Mapping[Tensor, frozenset[Tensor]] = field(default_factory=dict)  # by what a Scan gives: what it waits for
+    dear: Mapping[str, float] = field(default_factory=dict)  # by name: seconds that not storing a tensor is worth
     kept: int = KEPT
     order: dict[Nest, int] = field(init=False)
     last_read: list[int] = field(init=False)  # the last nest that reads from one
@@ -269,6 +270,8 @@ class Connector:
         """What a group must gain over its parts to be believed, of its time."""
         if len(nests) == 1 or roots_of(nests)[:-1]:  # all readers inside: what they read is not stored any more
             return 0.0
+        if choice is not None and choice.block:  # blocks of a stream are whole register tiles of its products
+            return 0.0
         if self.costs.repeated and choice is not None:
             # a step that is cut as before gives nothing up, and saves a barrier at every step
             alone = [self.costs.cost([n]) for n in nests if self.costs.over_weights([n])]
@@ -288,7 +291,8 @@ class Connector:
         moved = 2 * sum(t.most_bytes for t in stored)
         if choice is not None and choice.level:
             moved += 2 * choice.footprint * target.units
-        return _DISPLACED * moved / (target.main.bandwidth * target.units)
+        worth = sum(self.dear.get(t.name, 0.0) for t in stored)
+        return worth + _DISPLACED * moved / (target.main.bandwidth * target.units)
 
     def _cyclic(self, merged: Sequence[Nest], groups: Sequence[Group]) -> bool:
         """Whether something outside, a Scan too, reads from the group and feeds it: then they cannot be one kernel.

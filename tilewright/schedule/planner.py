@@ -44,13 +44,15 @@ class Part:
 def make_plan(
     program: Program, target: Target, schedule: str = "connected", streaming: str = "auto", memo: Memo | None = None,
     whole: bool = True, plain: frozenset[str] = frozenset(), hurried: bool = False,
+    dear: Mapping[str, float] | None = None,
 ) -> Plan:  # fmt: skip
     """`none`: every compute its own kernel; `register`: maps fused; `connected`: tiles shared at every level.
 
     `memo` is what planning found out about nests before, for the same target. Of a `whole` model chosen
     kernels are refined once more and may share launches; plans that are only compared with each other stay as found.
     Kernels that would store what `plain` names are those of one nest each instead. `hurried`: without ways to be
-    compared for little, and without hints, which are text.
+    compared for little, and without hints, which are text. `dear` is what it is worth not to store some tensors, in
+    seconds, beyond what is predicted.
     """
     backend = backend_for(target)
     memo = memo or Memo()
@@ -81,7 +83,7 @@ def make_plan(
         kept = kept_in_memory(part, context)
         costs = GroupCost(backend, search_context(part, context), plans, kept, readers_of(nests), streaming,
                           part.scan is not None)  # fmt: skip
-        connector = Connector(costs, nests, part.behind)
+        connector = Connector(costs, nests, part.behind, dear or {})
         groups = connector.connect() if schedule == "connected" else connector.separate()
         if plain:
             groups = [part for group in groups for part in _taken_apart(group, plain, connector)]
@@ -134,11 +136,22 @@ def predicted_seconds(program: Program, target: Target, schedule: str, memo: Mem
 
 def plan_seconds(plan: Plan, program: Program) -> float:
     """The time a Plan of a Program is predicted to take."""
-    steps = {c.outputs[0].name: extent_of(c.axis.extent) for c in program.computes if isinstance(c, Scan)}
+    steps = _steps_of_scans(program)
     return sum(
         launch.estimate.seconds * (steps[around.scan or ""] if around is not None else 1)
         for launch, around in plan.calls()
     )
+
+
+def kernel_seconds(plan: Plan, program: Program) -> dict[str, float]:
+    """By name, the time that a kernel is predicted to take in a run, in all steps of a Scan."""
+    steps = _steps_of_scans(program)
+    return {kernel.name: kernel.estimate.seconds * (steps[around.scan or ""] if around is not None else 1)
+            for kernel, around in plan.launches()}  # fmt: skip
+
+
+def _steps_of_scans(program: Program) -> dict[str, int]:
+    return {c.outputs[0].name: extent_of(c.axis.extent) for c in program.computes if isinstance(c, Scan)}
 
 
 def parts_of(program: Program) -> list[Part]:

@@ -201,7 +201,7 @@ _TARGET: dict[str, _Read] = {
     "lane_multiply": _flag, "features": _names, "rates": _rates, "fma_alone": _measured,
     "fma_chains": _count, "clock": _measured, "tile_cost": _rate, "gathered_reads": _rate,
     "near_ways": _count, "instruction_cache": _count, "stream_cost": _measured, "lane_check": _measured,
-    "foreign": _part, "cold_start": _measured, "barriers": _rates, "source": _text,
+    "foreign": _part, "cold_start": _measured, "link": _measured, "barriers": _rates, "source": _text,
 }  # fmt: skip
 _LINK: dict[str, _Read] = {"name": _text, "size": _count, "bandwidth": _rate, "latency": _measured}
 _CLUSTER: dict[str, _Read] = {"device": _text, "host": _host, "links": _links}

@@ -15,8 +15,9 @@ from tilewright.target.probe import ProbeError, rounded
 
 _BARRIERS = {"grid": "grid_barrier", "cluster": "cluster_barrier", "dependent_launch": "dependent_launch"}
 _GROUPS = "wgmma_"
-_RATES = ("fma_float32", "mma_float16", "mma_bfloat16", "mma_tf32", "mma_int8", "wgmma_float16", "wgmma_bfloat16",
-          "wgmma_tf32", "wgmma_int8")  # fmt: skip
+_FIRST = {"mma_e4m3": "sm_89"}  # architecture that has it
+_RATES = ("fma_float32", "mma_float16", "mma_bfloat16", "mma_tf32", "mma_int8", "mma_e4m3", "wgmma_float16",
+          "wgmma_bfloat16", "wgmma_tf32", "wgmma_int8", "wgmma_e4m3")  # fmt: skip
 
 
 def gpu(name: str, usual: Target, cache_dir: Path | None, *, tell: Callable[[str], None] | None = None) -> Target:
@@ -43,8 +44,11 @@ def described(usual: Target, device: CudaDevice) -> Target:
                 shared_by=device.multiprocessors if level.shared_by > 1 else 1)
         for level in usual.levels
     )  # fmt: skip
-    # instructions of one architecture alone are none of another's
-    rates = tuple(r for r in usual.rates if not r[0].startswith(_GROUPS) or device.arch == usual.architecture)
+    # instructions of one architecture alone are none of another's, nor later ones an earlier's
+    rates = tuple(
+        r for r in usual.rates
+        if device.arch == usual.architecture or not (r[0].startswith(_GROUPS) or device.arch < _FIRST.get(r[0], ""))
+    )  # fmt: skip
     return replace(usual, architecture=device.arch, units=device.multiprocessors, levels=levels, rates=rates)
 
 

@@ -16,7 +16,7 @@ from tilewright.runtime import Cache
 from tilewright.runtime.cuda_device import DeviceMemory, capability, check, open_device
 from tilewright.runtime.nvrtc import cached_cubin, exact_architecture
 
-VERSION = 4  # of what is measured, and how
+VERSION = 5  # of what is measured, and how
 _SOURCE = Path(__file__).with_name("native") / "probe.cu"
 _REPEAT = 256
 _LONG = 16 * _REPEAT  # steps of loops that no launch may hide
@@ -27,9 +27,12 @@ _CLUSTERS = 90  # compute capability from which blocks form clusters and launche
 # (name, multiply-adds of one instruction of a warp)
 _INSTRUCTIONS = (("mma_float16", 16 * 8 * 16), ("mma_bfloat16", 16 * 8 * 16), ("mma_tf32", 16 * 8 * 8),
                  ("mma_int8", 16 * 8 * 32))  # fmt: skip
+_FROM_ADA = (("mma_e4m3", 16 * 8 * 32),)
 # (name, multiply-adds of a warp in an instruction of four)
 _GROUPS = tuple((name, 64 * 256 * depth // 4) for name, depth in
-                (("wgmma_float16", 16), ("wgmma_bfloat16", 16), ("wgmma_tf32", 8), ("wgmma_int8", 32)))  # fmt: skip
+                (("wgmma_float16", 16), ("wgmma_bfloat16", 16), ("wgmma_tf32", 8), ("wgmma_int8", 32),
+                 ("wgmma_e4m3", 32)))  # fmt: skip
+_ADA = 89  # compute capability from which floats of 8 bits are multiplied
 _HOPPER = 90  # the compute capability of GPUs that have these, and they alone
 _THREADS = 256
 
@@ -57,7 +60,8 @@ class GpuProbe:
         """By name: multiply-adds and bytes a second of the whole device, seconds, and cycles a second."""
         self._warm()
         found = {"clock": self._clock(), "fma_float32": self._arithmetic("fma_float32", 16 * 32, 4)}
-        found |= {name: self._arithmetic(name, 8 * count, 2) for name, count in _INSTRUCTIONS}
+        instructions = (*_INSTRUCTIONS, *(_FROM_ADA if self.capability >= _ADA else ()))
+        found |= {name: self._arithmetic(name, 8 * count, 2) for name, count in instructions}
         if self.capability == _HOPPER:
             found |= {name: self._arithmetic(name, count, 2) for name, count in _GROUPS}
         found["read_shared"] = self._shared()

@@ -77,6 +77,7 @@ class Target:
     lane_check: float = 0.8  # cycles of a lane that asks by itself which of several places it reads
     foreign: float = 0.5  # the part of an activation that another unit wrote, where there are many
     cold_start: float = 0.25e-6  # seconds until a kernel has its code and the first lines it reads, others having run
+    link: float = 0.0  # of a GPU: bytes a second between its memory and the host's, in each direction; 0: not known
     barriers: tuple[tuple[str, float], ...] = ()  # of a GPU: seconds by what waits (grid, cluster, dependent launch)
     source: str = field(default=CONSTANTS, compare=False)  # where the numbers come from; the same machine all the same
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -37,7 +36,7 @@ from tilewright.runtime.cores import usable_cores
 from tilewright.runtime.ownership import ForeignError, loadable_name, opened
 from tilewright.target.machine import MemoryLevel, Target
 
-VERSION = 1  # of what is measured, and how: kept figures of another version are measured again
+VERSION = 2  # of what is measured, and how: kept figures of another version are measured again
 _SOURCE = Path(__file__).with_name("native") / "probe.c"
 # The instruction by the feature that gives it, and the macro that has it measured.
 _EXTENSIONS = {
@@ -68,6 +67,7 @@ _MEETINGS = 200
 _TILES = 4000
 _RUNS = 60
 _MET = 0.9  # of the stages of a run, where every worker did its own tile
+_LONGEST_MEETING = 50e-6  # seconds: hundreds of cores take some ten; more is a wait for what other programs have
 _SLOT = 16  # elements that keep two workers' marks on different cache lines
 # Each worker has a scratch of its own: its address in the slot of stage and tile tells who was there.
 _VISIT = """#include <stdint.h>
@@ -112,6 +112,8 @@ def probe(usual: Target, compiler_name: str | None, cache: Cache) -> tuple[Targe
     figures = {name: plausible(name, figure, usual.units) for name, figure in found.items()}
     disturbed = _DISTURBED if figures != found else ""
     costs = meeting_costs(usual.units, compiler, machine, cache)
+    if costs is None:
+        disturbed = _DISTURBED
     return with_figures(usual, figures, costs), "; ".join(filter(None, (remark, ended, disturbed)))
 
 
@@ -229,7 +231,8 @@ def _measured_levels(levels: Sequence[MemoryLevel], figures: Mapping[str, Figure
 
 
 def meeting_costs(workers: int, compiler: Compiler, machine: Machine, cache: Cache) -> tuple[float, float] | None:
-    """Seconds from one stage to the next, and to hand out a tile that does nothing; None without threads."""
+    """Seconds from one stage to the next, and to hand out a tile that does nothing; None without threads, and where
+    other programs had the cores: a worker that waits for one makes a meeting last a thousand times as long."""
     marks = np.zeros(_MEETINGS * workers * _SLOT, np.uint64)
     visits = tuple(
         Stage("visit", workers, (BufferRef("output", 0),), scratch_bytes=64, balance="static", first_extent=i)
@@ -249,10 +252,16 @@ def meeting_costs(workers: int, compiler: Compiler, machine: Machine, cache: Cac
             handed = min(_elapsed(lambda: tiles.run((), ())) for _ in range(_RUNS))
     except ModelRunError:
         return None
-    # Where a worker is away the others do its tiles and wait for nobody: such a run is fast, and no meeting.
-    together = [seconds for seconds, share in runs if share >= _MET]
-    elapsed = min(together) if together else statistics.median(seconds for seconds, _ in runs)
-    return elapsed / _MEETINGS, handed / _TILES
+    a_meeting = meeting_seconds(runs)
+    return None if a_meeting is None else (a_meeting, handed / _TILES)
+
+
+def meeting_seconds(runs: Sequence[tuple[float, float]]) -> float | None:
+    """Of one meeting, from the seconds of runs and the share of stages where workers met; None where they never did:
+    where a worker is away the others do its tiles and wait for nobody, or wait as long as another program has its
+    core."""
+    together = [seconds / _MEETINGS for seconds, share in runs if share >= _MET]
+    return min((seconds for seconds in together if seconds <= _LONGEST_MEETING), default=None)
 
 
 def met(marks: NDArray[np.uint64], workers: int) -> float:

@@ -32,9 +32,11 @@ with open(sys.argv[2], "wb") as file:
 
 
 def measured(
-    program: Program, plans: tuple[Plan, Plan], target: Target, options: Options, seconds: float
-) -> Times | None:
-    """None where no process can be started, or it could not do it."""
+    program: Program, plans: tuple[Plan, Plan], target: Target, options: Options, seconds: float,
+    most: float | None = None,
+) -> Times | None:  # fmt: skip
+    """None where no process can be started, or it could not do it; a TimeoutError where all of it takes longer than
+    `most` seconds."""
     if not sys.executable or os.name != "posix":
         return None
     plain = replace(options, progress=None, tune_watch=None)
@@ -46,8 +48,12 @@ def measured(
             constants = {t.name: np.asarray(array) for t, array in program.constants.items()}
             texts = (program_text(program), constants, [plan.to_json() for plan in plans], target.to_json())
             pickle.dump((_sat, (*texts, plain, seconds)), file, pickle.HIGHEST_PROTOCOL)
-        done = subprocess.run([sys.executable, "-P", "-c", _CHILD, str(given), str(found)], stdout=subprocess.DEVNULL,
-                              stderr=subprocess.DEVNULL, check=False)  # fmt: skip
+        command = [sys.executable, "-P", "-c", _CHILD, str(given), str(found)]
+        try:
+            done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False,
+                                  timeout=most)  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(f"not measured within {most} seconds") from error
         if done.returncode:
             return None
         times: Times = pickle.loads(found.read_bytes())

@@ -29,6 +29,7 @@ from tilewright.tune.timing import FEWEST, STEADY, Beside, beside
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 _MOST_ROUNDS = 60
+_FEWEST_RUNS = 4  # the first finds nothing where it will be
 _PATIENCE = 1.0  # times the seconds of a sitting that it may take longer
 
 
@@ -67,13 +68,17 @@ class Builder:
         self._texts: dict[tuple[str, int], tuple[Kernel, dict[str, str]]] = {}  # by name and identity of what it does
 
     @contextmanager
-    def built(self, plan: Plan) -> Iterator[Built]:
+    def built(self, plan: Plan, meanwhile: Callable[[], None] = lambda: None) -> Iterator[Built]:
+        """The model by a plan; `meanwhile` is called once compilers are at work on all of its kernels."""
         # packed weights of a plan that is only tried are not worth a place in the cache
         with tempfile.TemporaryDirectory(prefix="tilewright-tune-") as folder:
             loops = self.lowered(plan)
-            sources = {name: text for kernel in loops.kernels for name, text in self._rendered(loops, kernel).items()}
-            runner = self.backend.load(sources, loops, self.program, plan, self.target, self.options,
-                                       weights_dir=Path(folder))  # fmt: skip
+            with self.backend.early(self.target, self.options) as early:
+                sources = {name: text for kernel in loops.kernels
+                           for name, text in self._rendered(loops, kernel, early).items()}  # fmt: skip
+                meanwhile()
+                runner = self.backend.load(sources, loops, self.program, plan, self.target, self.options,
+                                           weights_dir=Path(folder), early=early)  # fmt: skip
             try:
                 yield Built(plan, loops, runner)
             finally:
@@ -96,12 +101,24 @@ class Builder:
             self._bindings[key] = self.backend.lower_kernel(tile, nests, layout, scan)
         return self._bindings[key]
 
-    def _rendered(self, loops: LoopProgram, kernel: Kernel) -> dict[str, str]:
+    def _rendered(self, loops: LoopProgram, kernel: Kernel, early: Any) -> dict[str, str]:
         """Each by itself: the text of one that stays must not stand on one that changes."""
         key = (kernel.name, id(kernel.body))  # a kernel that is bound again has another name at most
         if key not in self._texts:
-            self._texts[key] = (kernel, self.backend.render(replace(loops, kernels=(kernel,)), self.target))
+            self._texts[key] = (kernel, self.backend.render(replace(loops, kernels=(kernel,)), self.target,
+                                                                   early=early))  # fmt: skip
         return self._texts[key][1]
+
+
+def profiled(program: Program, model: Built, seconds: float) -> tuple[Array, float]:
+    """Seconds of every call, of some runs in the middle: enough to tell what takes most of the time. And those that go
+    by in a run, which are more where other programs run: a clock of the processor does not count them."""
+    inputs, outputs = ports(program)
+    begin = time.perf_counter()
+    runs: list[Array] = []
+    while len(runs) < _FEWEST_RUNS or (len(runs) < _MOST_ROUNDS and time.perf_counter() < begin + seconds):
+        runs.append(np.asarray(model.runner.profile(inputs, outputs), np.float64) * 1e-9)
+    return np.maximum(np.median(runs[1:], axis=0), 1e-9), (time.perf_counter() - begin) / len(runs)
 
 
 def sat(program: Program, own: Built, other: Built, seconds: float) -> Times:

@@ -74,10 +74,10 @@ def part_of(program: Program, plan: Plan, kernels: Iterable[str], target: Target
     """Kernels with all that they share a Scan or a launch with."""
     chosen = [unit for unit in units_of(plan) if not set(kernels).isdisjoint(_names(unit))]
     scans = frozenset(unit.scan for unit in chosen if unit.over == "steps" and unit.scan is not None)
-    inside = [k for unit in chosen for k in _kernels(unit)]
+    inside = [k for unit in chosen for k in kernels_of(unit)]
     names = {k.name for k in inside}
     beside = _read_by([k for k in plan.kernels if k.name not in names], program)
-    alone = cut_out(program, [k for unit in chosen if unit.over != "steps" for k in _kernels(unit)], scans, beside)
+    alone = cut_out(program, [k for unit in chosen if unit.over != "steps" for k in kernels_of(unit)], scans, beside)
     alone = replace(alone, constants={t: np.broadcast_to(np.zeros((), t.dtype.numpy), a.shape)
                                       for t, a in alone.constants.items()})  # fmt: skip
     return Part(tuple(k.name for k in inside), alone, planned(alone, plan, chosen, target))
@@ -115,12 +115,13 @@ def units_of(plan: Plan) -> list[Tile]:
     return found
 
 
-def _kernels(unit: Tile) -> list[Tile]:
+def kernels_of(unit: Tile) -> list[Tile]:
+    """Those that a unit starts."""
     return [unit] if unit.is_kernel else [k for k in unit.body if isinstance(k, Tile)]
 
 
 def _names(unit: Tile) -> set[str]:
-    return {k.name for k in _kernels(unit)}
+    return {k.name for k in kernels_of(unit)}
 
 
 def _loose(unit: Tile, target: Target) -> Tile:
@@ -206,10 +207,10 @@ def _ports(units: Sequence[Tile], program: Program) -> list[tuple[set[str], set[
             scan = scans[unit.scan or ""]
             found.append(({t.name for t in scan.outputs}, {t.name for t in reads(scan)}))
             continue
-        inside = {name for k in _kernels(unit) for leaf in k.leaves
+        inside = {name for k in kernels_of(unit) for leaf in k.leaves
                   for name in (leaf.core, *leaf.epilogue, *leaf.composed)}  # fmt: skip
         made = {t.name for name in inside for t in computes[name].outputs}
-        stored = [leaf.tensor for k in _kernels(unit) for leaf in k.leaves
+        stored = [leaf.tensor for k in kernels_of(unit) for leaf in k.leaves
                   if leaf.tensor not in k.held and leaf.part != "copy"]  # fmt: skip
         writes = {t.name for name in stored for t in computes[name].outputs}
         found.append((writes, {t.name for name in inside for t in reads(computes[name])} - made))

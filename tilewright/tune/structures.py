@@ -40,11 +40,16 @@ def joins(program: Program, target: Target) -> Iterator[Plan]:
         yield from _planned(program, leaning, Memo())
 
 
+def apart(program: Program, target: Target) -> Iterator[Plan]:
+    """The plan in which every kernel is started by itself."""
+    yield from _planned(program, target, Memo(), whole=False)
+
+
 def _planned(program: Program, target: Target, memo: Memo, schedule: str = "connected", streaming: str = "auto",
-             plain: frozenset[str] = frozenset()) -> Iterator[Plan]:  # fmt: skip
+             plain: frozenset[str] = frozenset(), whole: bool = True) -> Iterator[Plan]:  # fmt: skip
     """Nothing where no plan is found, by a mistake of the planner's, which others find."""
     try:
-        yield make_plan(program, target, schedule, streaming, memo=memo, plain=plain)
+        yield make_plan(program, target, schedule, streaming, memo=memo, whole=whole, plain=plain)
     except InternalError:
         return
 

@@ -24,8 +24,19 @@ from tilewright.tile_graph.traffic.held import plan_nests
 from tilewright.tune.arithmetic import sums_of, sums_of_plan
 from tilewright.tune.groups import Group, find_groups
 from tilewright.tune.kinds import kind_of_nests
-from tilewright.tune.parts import Edit, Part, bare, feeders_of, part_of, plan_key, renamed, replaced, units_of
-from tilewright.tune.structures import joins, structures
+from tilewright.tune.parts import (
+    Edit,
+    Part,
+    bare,
+    feeders_of,
+    kernels_of,
+    part_of,
+    plan_key,
+    renamed,
+    replaced,
+    units_of,
+)
+from tilewright.tune.structures import apart, joins, structures
 
 _LOG = logging.getLogger("tilewright")
 _OVER = object()
@@ -132,7 +143,7 @@ def _edits(part: Part, plan: Plan, constants: set[str]) -> Iterator[Edit]:
     wanted = dict(plan.layouts)
     packed = {name: wanted.get(name) for name in constants}
     before, after = part.own.kernels, plan.kernels
-    if [[leaf.tensor for leaf in k.leaves] for k in before] != [[leaf.tensor for leaf in k.leaves] for k in after]:
+    if _stored(part.own) != _stored(plan):
         yield Edit(frozenset(part.kernels), tuple(units_of(plan)), packed)
         return
     for number, (name, own, other) in enumerate(zip(part.kernels, before, after, strict=True)):
@@ -140,8 +151,13 @@ def _edits(part: Part, plan: Plan, constants: set[str]) -> Iterator[Edit]:
             yield Edit(frozenset({name}), (other,), packed if not number else {})
 
 
+def _stored(plan: Plan) -> list[list[list[str]]]:
+    """What leaves store, by kernel, by what is started at once."""
+    return [[[leaf.tensor for leaf in kernel.leaves] for kernel in kernels_of(unit)] for unit in units_of(plan)]
+
+
 def find_subjects(model: Model) -> Iterator[Subject]:
-    """Kernels, then neighbours."""
+    """Kernels, then kernels that share a launch, then neighbours."""
     groups = find_groups(model.program, model.plan, model.target)
     groups.sort(key=lambda group: -group.own.estimate.seconds * len(group.members))
     for group in groups:
@@ -149,6 +165,11 @@ def find_subjects(model: Model) -> Iterator[Subject]:
         found = _subject(model, [[name] for name in names])
         if found is not None:
             found.plans = _in_turn(_variants(found, group), _structures(found))
+            yield found
+    for members in _launches(model):
+        found = _subject(model, members)
+        if found is not None:
+            found.plans = _fitting(found, apart(found.part.program, model.target))
             yield found
     for members in _neighbours(groups, model):
         found = _subject(model, members)
@@ -240,18 +261,36 @@ def _fitting(subject: Subject, plans: Iterator[Plan]) -> Iterator[Plan | None]:
         yield bare(replace(plan, target=part.own.target, schedule=part.own.schedule)) if fits else None
 
 
+def _launches(model: Model) -> Iterator[list[list[str]]]:
+    """Kernels that are started together, equal launches as one."""
+    found: dict[Hashable, list[list[str]]] = {}
+    about = _about(model)
+    for unit in units_of(model.plan):
+        if unit.is_launch:
+            names = [kernel.name for kernel in kernels_of(unit)]
+            key = signature([nest for name in names for nest in model.nests[name]], about)
+            found.setdefault((len(names), key), []).append(names)
+    yield from found.values()
+
+
+def _about(model: Model) -> Callable[[Tensor], Hashable]:
+    """What tells tensors of equal kernels apart."""
+    layouts = dict(model.plan.layouts)
+
+    def about(t: Tensor) -> Hashable:
+        kept = t.name if t.name in model.shared else t in model.program.constants
+        return (layouts.get(t.name), kept)
+
+    return about
+
+
 def _neighbours(groups: Sequence[Group], model: Model) -> Iterator[list[list[str]]]:
     """Kernels of which the second reads from the first, equal pairs together, no kernel in two of them."""
     plan = model.plan
     alone = {plan.kernels[place].name for group in groups for place in group.members}
     units = units_of(plan)
     feeders = feeders_of(units, model.program)
-    layouts = dict(plan.layouts)
-
-    def about(t: Tensor) -> Hashable:
-        kept = t.name if t.name in model.shared else t in model.program.constants
-        return (layouts.get(t.name), kept)
-
+    about = _about(model)
     found: dict[Hashable, list[list[str]]] = {}
     for number, reader in enumerate(units):
         for place in sorted(feeders[number]):

@@ -16,6 +16,7 @@ from tilewright.errors import InternalError, OptionError, ToolError, printable
 from tilewright.ir.forms.compute import Program
 from tilewright.options import Options, Tuning
 from tilewright.runtime import CacheError, ToolchainError
+from tilewright.schedule.planner import kernel_seconds
 from tilewright.schedule.price import priced
 from tilewright.target import Target
 from tilewright.tile_graph.plan.form import Plan
@@ -24,7 +25,7 @@ from tilewright.tune.families import Beliefs, Key, change, family, unchanged
 from tilewright.tune.features import Told, features
 from tilewright.tune.fresh import measured
 from tilewright.tune.log import Log, Outcome
-from tilewright.tune.models import Builder, Built, Times, calls_within, sat
+from tilewright.tune.models import Builder, Built, Times, calls_within, profiled, sat
 from tilewright.tune.parts import edited
 from tilewright.tune.subjects import Model, Subject, Trial, find_subjects
 
@@ -35,11 +36,12 @@ LEAST_GAIN = 0.02  # of a kernel's time: less is not worth another plan
 _SECONDS_A_SITTING = 0.8  # of runs, and of looking for what to run
 _LONG_ROUND = 8.0  # seconds: longer ones have fewer trials the next time, shorter ones more
 _FIRST_TRIALS, _MOST_TRIALS = 2, 64  # of a round; the first is soon over
-_CHECK_SECONDS = 5.0  # of the choices together, until it is known how long a model takes to build
+_START_SECONDS = 3.0  # of a process that measures the choices together
 _CHECK_SHARE = 0.3  # of all time, at most
 _IN_VAIN = 24  # trials without a gain after which there is none to be expected
-_IN_VAIN_SECONDS, _IN_VAIN_FEWEST = 17.0, 10
+_IN_VAIN_SECONDS, _IN_VAIN_FEWEST = 13.0, 10
 _LOOKED_AT = 3  # times as many trials as a round measures, of which it takes the most promising
+_OVERTIME = 0.05  # of all time, that measuring choices once more may take beyond it
 _TURNS = 2  # that a trial has where what else ran disturbed it
 
 
@@ -122,8 +124,7 @@ class _Turn:
     """A subject as it takes its turns."""
 
     subject: Subject
-    calls: list[int]
-    share: float  # of the model's time
+    share: float  # of the model's time: predicted, until it is measured
     own: Sequence[Told]  # its own plan; nothing where predictions know no such kernels
     best: float = 1.0  # ratio measured to its own
     looked_at: int = 0  # plans
@@ -160,14 +161,18 @@ class _Tuner:
         self.builder = Builder(model.program, model.target, options)
         self.before = log.state.seconds
         self.whole = options.tune
-        self.begin = time.perf_counter()
+        self.begin = time.perf_counter()  # of measuring: the model as planned is built for whoever compiles it, too
         self.turns: list[_Turn] = []
+        self.subjects = self._subjects()
         self.beliefs = Beliefs()
         self.trials = 0
         self.size = _FIRST_TRIALS  # trials of the next round
         self.trial_seconds = 0.0  # of a trial in the round before, with its part of what all have in common
-        self.build_seconds = 0.0
-        self.seconds = 0.0  # of one run
+        self.round_seconds = 0.0  # of the shortest round
+        self.written_seconds = 0.0  # until compilers have all text of the model
+        self.seconds = 0.0  # that go by in one run
+        self.times: Array | None = None  # of every call of the planner's own
+        self.own: Built | None = None
         self.asked: dict[str, int] = {}
 
     @property
@@ -183,10 +188,9 @@ class _Tuner:
         if self.left <= 0 or state.covers(self.whole, self.options.tune_trials):
             return self._kept()
         try:
-            begin = time.perf_counter()
-            with self.builder.built(self.model.plan) as own:
-                self.build_seconds = time.perf_counter() - begin
-                self._rounds(own)
+            with self.builder.built(self.model.plan, self._while_compiling) as self.own:
+                self.begin = time.perf_counter()
+                self._rounds(self.own)
             state.asked, state.asked_trials = self.whole, self.options.tune_trials
         except KeyboardInterrupt:
             self._say("interrupted: what was found is kept")
@@ -206,13 +210,18 @@ class _Tuner:
 
     # ---- rounds
 
+    def _while_compiling(self) -> None:
+        """The first trials are looked for by what is predicted, while compilers make the model that is to be timed."""
+        self.written_seconds = time.perf_counter() - self.begin
+        self._look(self.size)
+
     def _rounds(self, own: Built) -> None:
         expected = answers(own.runner, self.model.program)
-        profile = sat(self.model.program, own, own, _SECONDS_A_SITTING / 4)
-        self.seconds = float(profile.anchors.sum(1).mean())
-        subjects = self._subjects(own, profile)
+        self.times, self.seconds = profiled(self.model.program, own, _SECONDS_A_SITTING / 4)
+        for turn in self.turns:
+            turn.share = self._share(turn.subject)
         while True:
-            chosen = self._collected(subjects)
+            chosen = self._collected()
             if not chosen:
                 self.log.state.whole = self.options.tune_trials is None and self._has_time
                 return
@@ -220,6 +229,7 @@ class _Tuner:
             self._round(own, expected, chosen)
             took = time.perf_counter() - begin
             self.trial_seconds = took / len(chosen)
+            self.round_seconds = min(took, self.round_seconds or took)
             larger = 2 * self.size if len(chosen) == self.size else self.size
             self.size = max(1, self.size // 2) if took > _LONG_ROUND else min(_MOST_TRIALS, larger)
             self.log.state.seconds = self.spent
@@ -227,22 +237,26 @@ class _Tuner:
             if self._is_in_vain():
                 return
 
-    def _subjects(self, own: Built, profile: Times) -> Iterator[_Turn]:
-        times = profile.anchors.mean(0)
+    def _subjects(self) -> Iterator[_Turn]:
         for subject in find_subjects(self.model):
-            calls = calls_within(subject.tensors, self.model.program, own)
-            share = float(times[calls].sum() / times.sum())
-            if calls and share >= _LEAST_SHARE:
-                known = self.log.count(subject.part)
-                turn = _Turn(subject, calls, share, _told(subject, subject.part.own), looked_at=known, tried=known)
-                for outcome in self.log.outcomes(subject.part):
-                    self._believe(turn, turn.change(outcome.plan), outcome.ratio)
-                yield turn
+            known = self.log.count(subject.part)
+            turn = _Turn(subject, self._share(subject), _told(subject, subject.part.own), looked_at=known, tried=known)
+            for outcome in self.log.outcomes(subject.part):
+                self._believe(turn, turn.change(outcome.plan), outcome.ratio)
+            yield turn
+
+    def _share(self, subject: Subject) -> float:
+        """Of the model's time."""
+        if self.times is None or self.own is None:
+            seconds = kernel_seconds(self.model.plan, self.model.program)
+            return sum(seconds[name] for name in subject.kernels) / max(sum(seconds.values()), 1e-9)
+        calls = calls_within(subject.tensors, self.model.program, self.own)
+        return float(self.times[calls].sum() / self.times.sum())
 
     @property
     def _has_time(self) -> bool:
         """Whether one more trial fits: it is compiled, the model built, and run some times."""
-        return self.left - self._check_seconds > max(self.trial_seconds, self._sitting_seconds)
+        return self.left - self._check_seconds > max(self.round_seconds, self._sitting_seconds)
 
     @property
     def _sitting_seconds(self) -> float:
@@ -251,30 +265,36 @@ class _Tuner:
     @property
     def _check_seconds(self) -> float:
         """What the choices together take in the end."""
-        wanted = max(_CHECK_SECONDS, 3 * self.build_seconds / 2 + 3 + 2 * self._sitting_seconds)
+        wanted = _START_SECONDS + 3 * self.written_seconds + 2 * self._sitting_seconds
         return min(wanted, _CHECK_SHARE * self.whole)
 
-    def _collected(self, subjects: Iterator[_Turn]) -> list[tuple[_Turn, Trial]]:
+    def _collected(self) -> list[tuple[_Turn, Trial]]:
         """Trials of the next round, of different kernels: those of most promise first, as many as are soon compiled."""
         if not self._has_time:
             return []
         most = self.size
         if self.trial_seconds:
-            most = max(1, min(most, int((self.left - self._check_seconds) / self.trial_seconds)))
+            time_left = self.left - self._check_seconds - self.round_seconds
+            most = max(1, min(most, int(time_left / self.trial_seconds)))
         if self.options.tune_trials is not None:
             most = min(most, self.options.tune_trials - self.log.state.trials)
-        self._look(subjects, _LOOKED_AT * most)
+        if self._waiting < most:
+            self._look(_LOOKED_AT * most)
         return self._most_promising(most)
 
-    def _look(self, subjects: Iterator[_Turn], wanted: int) -> None:
+    @property
+    def _waiting(self) -> int:
+        return sum(len(turn.waiting) for turn in self.turns)
+
+    def _look(self, wanted: int) -> None:
         """Makes trials of subjects that take much of the time and were looked at little, until so many wait or it has
         taken as long as they are run."""
         end = time.perf_counter() + 2 * _SECONDS_A_SITTING
-        while (count := sum(len(t.waiting) for t in self.turns)) < wanted and (time.perf_counter() < end or not count):
-            new = next(subjects, None)
+        while (count := self._waiting) < wanted and (time.perf_counter() < end or not count):
+            new = next(self.subjects, None)
             if new is not None:
                 self.turns.append(new)
-            able = [t for t in self.turns if not t.subject.is_done]
+            able = [t for t in self.turns if t.share >= _LEAST_SHARE and not t.subject.is_done]
             if self.left <= self._check_seconds or (not able and new is None):
                 return
             if able:
@@ -283,7 +303,7 @@ class _Tuner:
 
     def _most_promising(self, most: int) -> list[tuple[_Turn, Trial]]:
         """Trials of different kernels, by what the model is expected to gain."""
-        waiting = [(turn, one) for turn in self.turns for one in turn.waiting]
+        waiting = [(turn, one) for turn in self.turns if turn.share >= _LEAST_SHARE for one in turn.waiting]
         if self.log.clock == "device":  # replays say that beliefs cost trials on GPUs: groups take turns
             gains = [turn.share / (1 + turn.tried) for turn, _ in waiting]
         else:
@@ -309,7 +329,7 @@ class _Tuner:
         self._say(f"{len(chosen)} trials of {', '.join(sorted({t.subject.kind for t, _ in chosen}))}")
         try:
             plan = self._plan([trial for _, trial in chosen])
-            with self.builder.built(plan) as other:
+            with self.builder.built(plan, lambda: self._look(_LOOKED_AT * self.size)) as other:
                 found = answers(other.runner, self.model.program)
                 if are_same(self.model.program, expected, found, exact=not self.model.arithmetic):
                     self._learn(own, other, chosen)
@@ -333,7 +353,8 @@ class _Tuner:
     def _learn(self, own: Built, other: Built, chosen: Sequence[tuple[_Turn, Trial]]) -> None:
         times = sat(self.model.program, own, other, self._sitting_seconds)
         for turn, trial in chosen:
-            found = times.beside(turn.calls, calls_within(turn.subject.tensors, self.model.program, other))
+            calls = (calls_within(turn.subject.tensors, self.model.program, side) for side in (own, other))
+            found = times.beside(*calls)
             if found.is_disturbed:
                 key = f"{turn.subject.part.task} {trial.key}"
                 self.asked[key] = self.asked.get(key, 1) + 1
@@ -393,6 +414,10 @@ class _Tuner:
         plan = self._plan([c.trial for c in candidates])
         seconds = max(_SECONDS_A_SITTING, min(2 * self._sitting_seconds, self.left / 3))
         times = self._once_more(plan, seconds)
+        if times is None:
+            _LOG.warning("no time was left to measure %d choices once more, so none is taken; more time (tune=) goes "
+                         "on from here", len(candidates))  # fmt: skip
+            return [], 1.0
         sides = [Built(each, self.builder.lowered(each), None) for each in (self.model.plan, plan)]
         kept = []
         for choice in candidates:
@@ -407,9 +432,14 @@ class _Tuner:
             return [], 1.0
         return kept, 1 / whole.ratio.middle
 
-    def _once_more(self, plan: Plan, seconds: float) -> Times:
+    def _once_more(self, plan: Plan, seconds: float) -> Times | None:
+        """None where the time is out before."""
         model = self.model
-        times = measured(model.program, (model.plan, plan), model.target, self.options, seconds)
+        most = max(seconds, self.left + _OVERTIME * self.whole)
+        try:
+            times = measured(model.program, (model.plan, plan), model.target, self.options, seconds, most)
+        except TimeoutError:
+            return None
         if times is not None:
             return times
         with self.builder.built(model.plan) as own, self.builder.built(plan) as other:  # there is no process to be had

@@ -9,17 +9,22 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pytest
 
+from tests.cpu_stages import model_of
+from tests.unit.cluster.test_found import cluster, program_of, weights
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.compute import Program, Reduce
 from tilewright.ir.forms.expr import Expr, load
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.ops.builder import Builder
 from tilewright.schedule.cluster.choices import Choices, Hub, Reader
+from tilewright.schedule.cluster.pipeline import share_out
 from tilewright.schedule.cluster.planner import MeshPlanner, Section
 from tilewright.schedule.cluster.reduced import solve
 from tilewright.target import Cluster, Link, MemoryLevel, machine
+from tilewright.tile_graph.sharding.routes import sent_bytes
 from tilewright.tile_graph.sharding.strategies import cut_choices
 
 pytest.importorskip("scipy", reason="integer programs are scipy's")
@@ -104,6 +109,30 @@ def test_a_large_batch_exchanges_gradients_alone(layers: int) -> None:
 @pytest.mark.parametrize("layers", [2, pytest.param(12, marks=pytest.mark.slow)])
 def test_wide_layers_exchange_activations_alone(layers: int) -> None:
     assert least_sent(layers, 128, 1024, 4) <= 1.001 * (layers - 1) * all_reduce(128 * 1024, 4)
+
+
+def attention(batch: int, rows: int, width: int, heads: int) -> Program:
+    """Projections, attention by heads and the last projection."""
+    split, joined = [batch, rows, heads, width // heads], [batch, rows, width]
+    turned = {"q": [0, 2, 1, 3], "k": [0, 2, 3, 1], "v": [0, 2, 1, 3]}
+    steps: list[tuple[str, list[str], str, dict[str, object]]] = []
+    for n, perm in turned.items():
+        steps += [("MatMul", ["x", f"w{n}"], f"{n}0", {}), ("Reshape", [f"{n}0", "split"], f"{n}1", {}),
+                  ("Transpose", [f"{n}1"], n, {"perm": perm})]  # fmt: skip
+    steps += [("MatMul", ["q", "k"], "s", {}), ("Softmax", ["s"], "p", {"axis": -1}), ("MatMul", ["p", "v"], "a", {}),
+              ("Transpose", ["a"], "b", {"perm": [0, 2, 1, 3]}), ("Reshape", ["b", "joined"], "c", {}),
+              ("MatMul", ["c", "wo"], "y", {})]  # fmt: skip
+    constants = {f"w{n}": weights(width, width) for n in "qkvo"}
+    constants |= {"split": np.array(split), "joined": np.array(joined)}
+    return program_of(model_of(steps, {"x": (batch, rows, width)}, {"y": (batch, rows, width)}, constants))
+
+
+def test_attention_exchanges_what_heads_add_up_to() -> None:
+    """On four devices with a quarter of the weights each: no more than one all-reduce of the result."""
+    sharded = share_out(attention(4, 128, 512, 16), cluster(tp=4), ["tp"])
+    (stage,) = sharded.stages
+    sent = sum(sent_bytes(step, stage.mesh) for _, step in sharded.exchanges())
+    assert 0 < sent <= 1.001 * all_reduce(4 * 128 * 512, 4)
 
 
 @pytest.mark.slow

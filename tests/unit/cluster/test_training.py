@@ -21,7 +21,7 @@ from tilewright.distributed.about import Compiled
 from tilewright.distributed.training import RankedTraining, one_forward_one_back, rank_steps
 from tilewright.errors import OptionError
 from tilewright.ir.forms.compute import Program
-from tilewright.ir.forms.sharded import Sharded, from_json
+from tilewright.ir.forms.sharded import Piece, Sharded, from_json
 from tilewright.ir.forms.training import Training, Turn
 from tilewright.ir.meaning.interpret import evaluate
 from tilewright.schedule.cluster.pipeline import share_out_in_stages
@@ -39,7 +39,7 @@ RNG = np.random.default_rng(5)
 Arrays = dict[str, np.ndarray]
 
 
-def layers(parts: int, tied: bool = False) -> Program:
+def layers(parts: int, tied: bool = False, rows: int = ROWS) -> Program:
     """A chain of products that ends in a mean of squares; its first weight may be its last too."""
     names = ["w0", "w1", "w2", "w0" if tied else "w3"]
     steps: list[tuple[str, list[str], str, dict[str, object]]] = []
@@ -47,13 +47,13 @@ def layers(parts: int, tied: bool = False) -> Program:
         steps += [("MatMul", [f"x{n}", name], f"h{n}", {}), ("Tanh", [f"h{n}"], f"x{n + 1}", {})]
     steps += [("Sub", ["x4", "y"], "d", {}), ("Mul", ["d", "d"], "s", {}),
               ("ReduceMean", ["s"], "loss", {"keepdims": 0})]  # fmt: skip
-    shapes = {"x0": (ROWS // parts, WIDTH), "y": (ROWS // parts, WIDTH)}
+    shapes = {"x0": (rows // parts, WIDTH), "y": (rows // parts, WIDTH)}
     inputs = shapes | dict.fromkeys(dict.fromkeys(names), (WIDTH, WIDTH))
     return program_of(model_of(steps, inputs, {"loss": ()}, {}))
 
 
-def step_of(parts: int, optimiser: SGD | Adam, tied: bool = False) -> Training:
-    program = layers(parts, tied)
+def step_of(parts: int, optimiser: SGD | Adam, tied: bool = False, rows: int = ROWS) -> Training:
+    program = layers(parts, tied, rows)
     first = {t.name: weights(WIDTH, WIDTH) for t in program.inputs if t.name.startswith("w")}
     return training_step(program, first, optimiser, parts)
 
@@ -175,6 +175,22 @@ def test_ranks_lose_what_one_loses(
         kept = [rank_program(sharded, rank).kept for rank in range(sharded.ranks)]
         mine = max(sum(np.prod([n for _, n in k.place]) for k in each) for each in kept)
         assert mine <= 1.05 * sum(array.size for array in training.initial.values()) / sharded.ranks
+
+
+def test_a_large_batch_is_cut_and_its_gradients_are_added_up() -> None:
+    """Data parallel by itself: each rank has half of the rows, and what passes is as large as the weights."""
+    rows, optimiser = 2048, SGD(0.5, 0.9)
+    training = step_of(1, optimiser, rows=rows)
+    sharded = shared(training, {"dp": 2}, 1, 1)
+    (stage,) = sharded.stages
+    gives = {t.name: s.gives.parts[0] for s in stage.steps if isinstance(s, Piece) for t in s.compute.outputs}
+    assert [gives[f"h{n}"].dim for n in range(4)] == [0, 0, 0, 0]
+    passed = [step for _, step in sharded.exchanges()]
+    assert {"all-reduce", "reduce-scatter"} & {step.kind for step in passed}
+    assert all(step.tensor.most_bytes <= WIDTH * WIDTH * 4 for step in passed)
+    batches = [{n: RNG.uniform(-0.5, 0.5, (rows, WIDTH)).astype(np.float32) for n in ("x0", "y")}] * STEPS
+    right = losses(training, shared(training, {"tp": 1}, 1, 1), optimiser, batches)
+    np.testing.assert_allclose(losses(training, sharded, optimiser, batches), right, rtol=1e-5)
 
 
 def test_a_stage_fits_with_what_its_parts_under_way_need() -> None:

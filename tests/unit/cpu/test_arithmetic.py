@@ -135,3 +135,19 @@ def test_results_are_transposed_along_rows_that_are_stored_side_by_side() -> Non
     assert squares_along(nest, column, [row, column], [by_columns]) is row
     assert squares_along(nest, column, [row, column], [by_rows]) is None
     assert squares_along(nest, column, [row, column], [by_columns, by_rows]) is None
+
+
+@pytest.mark.parametrize("target", MACHINES)
+def test_lanes_that_are_put_together_one_by_one_need_few_vectors_side_by_side(target: str) -> None:
+    nodes: list[Step] = [
+        ("Softmax", ["x"], "s", {"axis": -1}),
+        ("MatMul", ["s", "w"], "y", {}),
+    ]
+    weights = {"w": np.arange(16, dtype=np.float32)[:, None]}
+    made = build(load(model_of(nodes, {"x": (4, 2100, 16)}, {"y": (4, 2100, 1)}, weights)), machine(target),
+                 Options(stop_after="plan"))  # fmt: skip
+    assert made.plan is not None
+    leaves = [leaf for kernel in made.plan.kernels for leaf in kernel.walk() if isinstance(leaf, Leaf)]
+    across = [leaf for leaf in leaves if leaf.vector and leaf.vector.startswith("o") and "r0" in leaf.order]
+    for leaf in across:
+        assert dict(leaf.register)[leaf.vector] <= 2 * leaf.lanes, leaf.tensor

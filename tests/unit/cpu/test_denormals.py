@@ -254,7 +254,7 @@ int main(void) {
     static float x[6400], y[6400];
     for (int i = 0; i < 6400; i++) x[i] = 1.5f * 0x1p-126f;
     for (int threads = 1; threads <= 3; threads += 2) {
-        tw_model *m = tw_create(NULL, threads, 0, 0);
+        tw_model *m = tw_create(NULL, 0, threads, 0, 0);
         unsigned modes[] = {0x1f80, 0x9fc0, 0x5f80, 0x1d80}; /* plain, flushing, upwards, with a trap */
         for (int k = 0; k < 4; k++) {
             void *in[] = {x}, *out[] = {y};

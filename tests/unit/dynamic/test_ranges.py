@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 import tilewright
 from tilewright import InputError, OptionError
 from tilewright.dynamic.spans import Span, covering, read_spans
-from tilewright.errors import TilewrightError
+from tilewright.errors import ModelError, TilewrightError
 from tilewright.ir.forms.graph import Room
 
 N = helper.make_node
@@ -110,6 +110,19 @@ def test_a_dimension_that_stays_open_is_named() -> None:
     model = helper.make_model(helper.make_graph([N("Neg", ["x"], ["y"])], "g", ports[:1], ports[1:]))
     with pytest.raises(TilewrightError, match=r"input 'x': axis 1 \(m\) stays open; settle it with shapes="):
         tilewright.compile(model, dynamic={"n": (1, 4)})
+
+
+def test_sizes_that_operators_treat_in_many_ways_are_refused_before_anything_is_compiled(monkeypatch: Any) -> None:
+    """Odd and even lengths leave windows of another number, until they come in steps."""
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 1, "n"]) for name in ("x", "y")]
+    pool = N("MaxPool", ["x"], ["y"], kernel_shape=[3], strides=[2], pads=[1, 1])
+    graph = helper.make_graph([pool], "g", ports[:1], ports[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    monkeypatch.setattr("tilewright.api.compile_at_call", lambda *args, **options: pytest.fail("compiled"))
+    with pytest.raises(ModelError, match=r"need more than 64 compiled forms, .* as range\(40, 401, 2\), or leave out"):
+        tilewright.compile(model, dynamic={"n": (40, 400)})
+    with pytest.raises(pytest.fail.Exception, match="compiled"):
+        tilewright.compile(model, dynamic={"n": range(40, 401, 2)})
 
 
 class Reshaped(torch.nn.Module):

@@ -65,7 +65,15 @@ CASES: Mapping[str, tuple[ModelProto, int]] = {
     "bytes_and_zeros": (blocked((1,), 512, 40, 8, 16, zeros=True), 512 * 40),
     "by_channel": (by_channel(1, 512, 56), 512 * 56),
 }
-ROWS = {"rows": blocked((16,), 128, 64, 4, 32, zeros=True), "rows_by_channel": by_channel(12, 96, 56)}
+# products of several rows, which tensor cores multiply
+ROWS: Mapping[str, tuple[ModelProto, int]] = {
+    "rows": (blocked((16,), 256, 64, 4, 32, zeros=True), 256 * 64 // 2),
+    "odd_rows": (blocked((2, 3), 512, 41, 4, 64, zeros=True), 512 * 41 // 2),
+    "long_blocks": (blocked((9,), 768, 40, 4, 128), 768 * 40 // 2),
+    "many_rows": (blocked((25,), 320, 56, 4, 32), 320 * 56 // 2),
+}
+WIDE = {"bytes": blocked((16,), 128, 64, 8, 32), "by_channel": by_channel(12, 96, 56),
+        "more_rows": blocked((33,), 128, 64, 4, 32), "odd_sum": blocked((16,), 96, 64, 4, 32)}  # fmt: skip
 
 
 @cache
@@ -75,7 +83,7 @@ def compiled(name: str) -> Artifact:
 
 
 def model_of(name: str) -> ModelProto:
-    return ROWS[name] if name in ROWS else CASES[name][0]
+    return WIDE[name.removeprefix("wide_")] if name.startswith("wide_") else {**CASES, **ROWS}[name][0]
 
 
 def assert_meant(name: str, found: np.ndarray) -> None:
@@ -87,21 +95,25 @@ def assert_meant(name: str, found: np.ndarray) -> None:
     np.testing.assert_allclose(found.astype(np.float32), expected, rtol=0, atol=2e-3 * float(np.abs(expected).max()))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, "rows", *(pytest.param(n, marks=pytest.mark.slow) for n in list(ROWS)[1:])])
 def test_packed_weights_mean_the_product(name: str) -> None:
     artifact = compiled(name)
-    assert artifact.program is not None and artifact.loops is not None
+    assert artifact.program is not None and artifact.loops is not None and artifact.plan is not None
     sizes = {t.name: a.nbytes for t, a in artifact.program.constants.items()}
-    codes = CASES[name][1]
+    codes = {**CASES, **ROWS}[name][1]
     assert codes in sizes.values() and sum(sizes.values()) <= 1.6 * codes, sizes
-    assert any(isinstance(s, Instruction) and s.name == "unpack8" for s in statements(artifact.loops.kernels[0].body))
+    unpacking = "unpack4" if name in ROWS else "unpack8"
+    assert any(isinstance(s, Instruction) and s.name == unpacking for s in statements(artifact.loops.kernels[0].body))
+    on_cores = [leaf.instruction for k in artifact.plan.kernels for leaf in k.leaves] == ["mma_float16"]
+    assert on_cores == (name in ROWS)
     (found,) = on_loops(artifact, random_inputs(artifact)).values()
     assert_meant(name, found)
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_more_rows_read_weights_written_out(name: str) -> None:
-    """Tensor cores read 16-bit weights as they lie, which is faster than to unpack them for every block of rows."""
+@pytest.mark.parametrize("kind", WIDE)
+def test_others_read_weights_written_out(kind: str) -> None:
+    """Many rows would unpack the same weights again, and bytes are half of what is written out."""
+    name = f"wide_{kind}"
     artifact = compiled(name)
     assert artifact.program is not None and artifact.plan is not None
     assert {a.dtype for a in artifact.program.constants.values()} == {np.dtype(np.float16)}
@@ -112,13 +124,13 @@ def test_more_rows_read_weights_written_out(name: str) -> None:
 
 def emulated(name: str, cache_dir: Path) -> None:
     options = Options(target="cuda-emulated", cache_dir=cache_dir)
-    artifact = build(load(CASES[name][0], {}), machine("cuda-emulated"), options)
+    artifact = build(load(model_of(name), {}), machine("cuda-emulated"), options)
     (found,) = on_emulator(artifact, random_inputs(artifact)).values()
     assert_meant(name, found)
 
 
 def test_the_assembler_takes_them_without_spills() -> None:
-    for name, arch in (("one_row", "sm_80"), ("bytes", "sm_90a")):
+    for name, arch in (("one_row", "sm_80"), ("bytes", "sm_90a"), ("rows", "sm_80"), ("rows", "sm_90a")):
         loops = compiled(name).loops
         assert loops is not None
         (resources,) = nvrtc.compile_to_cubin(source_of(loops.kernels[0]), arch).resources.values()
@@ -129,7 +141,11 @@ def test_emulated_kernels_unpack_weights(kernel_cache: Path) -> None:
     emulated("one_row", kernel_cache)
 
 
+def test_emulated_tensor_cores_multiply_what_they_unpack(kernel_cache: Path) -> None:
+    emulated("rows", kernel_cache)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in CASES if n != "one_row"])
+@pytest.mark.parametrize("name", [n for n in (*CASES, *ROWS) if n not in ("one_row", "rows")])
 def test_emulated_kernels_unpack_weights_of_all_kinds(name: str, kernel_cache: Path) -> None:
     emulated(name, kernel_cache)

@@ -73,6 +73,22 @@ def padded(shape: tuple[int, int]) -> ModelProto:
     return made
 
 
+def rolled(shape: tuple[int, int]) -> ModelProto:
+    """Rows from the fourth on before the first three, twice: conditions choose where one tensor is read."""
+    from onnx import numpy_helper
+
+    nodes = []
+    for number, (source, result) in enumerate((("x", "a"), ("a", "c"))):
+        nodes += [("Slice", [source, "three", "end"], f"l{number}", {}), ("Slice", [source, "zero", "three"],
+                  f"f{number}", {}), ("Concat", [f"l{number}", f"f{number}"], result, {"axis": 0})]  # fmt: skip
+    nodes.append(("Add", ["c", "b"], "y", {}))
+    kinds = dict.fromkeys(("x", "b", *(n[2] for n in nodes)), HALF)
+    made = graph(nodes, [("x", shape), ("b", shape)], [("y", shape)], kinds)
+    for name, value in (("zero", 0), ("three", 3), ("end", shape[0])):
+        made.graph.initializer.append(numpy_helper.from_array(np.array([value], np.int64), name))
+    return made
+
+
 # what the last leaf must say: lanes of a packet
 CASES: dict[str, tuple[ModelProto, int]] = {
     "half": (chain((32, 64)), 8),
@@ -89,6 +105,7 @@ CASES: dict[str, tuple[ModelProto, int]] = {
     "inner axes turned": (turned((4, 32, 24), [0, 2, 1]), 8),
     "several widths": (mixed((24, 96)), 4),
     "padded": (padded((40, 64)), 8),
+    "rolled": (rolled((40, 64)), 8),
     "softmax": (softmax((24, 64)), 8),
     "softmax of odd rows": (softmax((24, 63)), 1),
     "softmax in float32": (softmax((24, 64), FLOAT), 4),

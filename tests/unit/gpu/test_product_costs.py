@@ -9,16 +9,22 @@ import pytest
 
 from tests.cpu_stages import model_of
 from tests.gpu_stages import compiled, on_emulator, random_inputs
+from tilewright.backend.gpu.kernel.tile import _step_cost
+from tilewright.backend.gpu.maps.packets import chosen_places
 from tilewright.backend.gpu.matrix.cost import Product, fragments_for
 from tilewright.backend.gpu.matrix.plan import of_equal_warps
-from tilewright.backend.gpu.threads.nest import chosen_places
+from tilewright.backend.gpu.threads.nest import quick_erf
 from tilewright.ir.analysis.simplify import simplify
-from tilewright.ir.forms.dtypes import float32
-from tilewright.ir.forms.expr import Axis, Load, const, lt, select, substitute, var
+from tilewright.ir.forms.compute import Reduce, plain_monoid
+from tilewright.ir.forms.dtypes import float16, float32
+from tilewright.ir.forms.expr import Axis, Load, cast, const, is_op, lt, op, select, substitute, var
 from tilewright.ir.forms.expr import load as element
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.ir.meaning.interpret import evaluate
 from tilewright.target import machine
+from tilewright.tile_graph.algebra.nest import build_nest
+from tilewright.tile_graph.algebra.propagate import Range, whole
+from tilewright.tile_graph.plan.form import Leaf
 
 
 def product(rows: int, columns: int, work: int) -> Product:
@@ -83,3 +89,29 @@ def test_weights_that_threads_read_by_themselves_lie_beside_each_other(group: in
     given = random_inputs(artifact)
     wanted = evaluate(artifact.program, given)
     np.testing.assert_allclose(on_emulator(artifact, given)["y"], wanted["y"], rtol=1e-4, atol=1e-4)
+
+
+def test_erf_of_a_quotient_by_a_number_is_of_a_product() -> None:
+    x = Tensor("x", (8,), float32)
+    node = element(x, (var(Axis("i", 8)),))
+    (inside,) = quick_erf(op("erf", op("div", node, const(2**0.5, float32)))).args
+    assert is_op(inside, "mul") and inside.args[0] is node
+    exact = op("div", node, const(2**0.5, float32))
+    assert quick_erf(exact) is exact
+
+
+def test_windows_cost_the_lines_that_threads_touch() -> None:
+    """A box of eight channels has 16 bytes of each line that a warp reads."""
+    n, c, i, j = (Axis(name, size) for name, size in zip("ncij", (32, 144, 56, 56), strict=True))
+    r, s = Axis("r", 3), Axis("s", 3)
+    x, w = Tensor("x", (32, 144, 58, 58), float16), Tensor("w", (144, 3, 3), float16)
+    read = element(x, (var(n), var(c), var(i) + var(r), var(j) + var(s)))
+    term = cast(read, float32) * cast(element(w, (var(c), var(r), var(s))), float32)
+    result = Tensor("y", (32, 144, 56, 56), float32)
+    nest = build_nest(Reduce((result,), (n, c, i, j), (r, s), (term,), plain_monoid("add", float32)), (), {})
+    leaf = Leaf("y", "y", vector="o1", lanes=8, register=(("o3", 4),), order=("o0", "o2", "o3", "o1", "r0", "r1"))
+    slots = []
+    for channels in (8, 64, 144):
+        box = (whole(1), Range(const(0), channels, 144), whole(56), whole(56))
+        slots.append(_step_cost(nest, leaf, {j: 4}, 8, box, machine("h200"))[0])
+    assert slots[0] > 1.5 * slots[1] and slots[1] == slots[2]

@@ -22,7 +22,8 @@ from tilewright.frontend.onnx.model import load
 from tilewright.intrinsics.gpu import MEANINGS
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.forms.compute import Program
-from tilewright.ir.forms.loops import Instruction, Kernel, LoopProgram, statements
+from tilewright.ir.forms.expr import is_op, loads, walk
+from tilewright.ir.forms.loops import Instruction, Kernel, LoopProgram, Memory, Store, statements, stmt_exprs
 from tilewright.ir.meaning.interpret import evaluate
 from tilewright.ir.meaning.interpret_loops import run_loops
 from tilewright.lower.program import lower_program
@@ -59,6 +60,16 @@ def attention(
     return graph(nodes, inputs, [("o", (1, heads, rows, columns))], dict.fromkeys(names, kind))
 
 
+def two_products(rows: int, summed: int, wide: int, columns: int, between: str = "Relu") -> ModelProto:
+    """Two layers, the result of which is added to something else."""
+    nodes = [("MatMul", ["x", "w"], "s", {}), ("Add", ["s", "b"], "t", {}), (between, ["t"], "p", {}),
+             ("MatMul", ["p", "v"], "u", {}), ("Add", ["u", "r"], "o", {})]  # fmt: skip
+    inputs = [("x", (rows, summed)), ("w", (summed, wide)), ("b", (wide,)), ("v", (wide, columns)),
+              ("r", (rows, columns))]  # fmt: skip
+    names = [n for n, _ in inputs] + [n[2] for n in nodes]
+    return graph(nodes, inputs, [("o", (rows, columns))], dict.fromkeys(names, HALF))
+
+
 # whole fragments and ends of rows, blocks, sums and columns; masks by key and by element; one block and several
 CASES: Mapping[str, ModelProto] = {
     "whole": attention(32, 256, 16, 16),
@@ -67,6 +78,7 @@ CASES: Mapping[str, ModelProto] = {
     "biased": attention(24, 40, 16, 24, 2, mask=(1, 2, 24, 40)),
     "bfloat16": attention(20, 70, 32, 16, kind=BFLOAT16),
     "scaled": attention(33, 49, 32, 16, scaled=True),
+    "two_products": two_products(20, 32, 512, 24),
 }
 
 
@@ -253,6 +265,34 @@ def test_a_factor_stays_where_the_rest_may_be_large() -> None:
              ("MatMul", ["y", "w"], "o", {})]  # fmt: skip
     model = graph(nodes, [("x", (32, 64)), ("w", (64, 32))], [("o", (32, 32))])
     assert not any(t.name.endswith("_bare") for c in program_of(model, "float16").computes for t in c.outputs)
+
+
+# --- what warps wait for
+
+
+def test_what_is_read_beside_products_stands_behind_no_branch() -> None:
+    """Biases and residuals of rows behind the end are read at the last row: each branch would wait for memory."""
+    made_of = (e for s in statements(made("two_products").kernel.body) for e in stmt_exprs(s))
+    chosen = [n for n in walk(*made_of) if is_op(n, "select")]
+    assert not [x for n in chosen for x in loads(*n.args[1:]) if x.source.memory is Memory.GLOBAL]
+
+
+def test_all_operands_of_a_stream_are_copied_while_others_are_used() -> None:
+    """Blocks that lie beside each other in lines of the operand, too, begin with a packet."""
+    kernel = made("two_products").kernel
+    stored = [s for s in statements(kernel.body) if isinstance(s, Store) and s.buffer.memory is Memory.SHARED]
+    assert warps_of(made("two_products").plan).stream is not None and not stored
+
+
+def test_long_functions_between_products_count() -> None:
+    """A warp has little else to do while it computes erf; nothing of that is hidden behind products."""
+    taken = []
+    for between in ("Relu", "Erf"):
+        program = program_of(two_products(8192, 32, 128, 32, between))
+        plan = make_plan(program, machine("h200"), "connected", streaming="always")
+        warps_of(plan)
+        taken.append(sum(k.estimate.seconds for k in plan.kernels))
+    assert taken[1] > 1.2 * taken[0]
 
 
 # --- machine code

@@ -486,3 +486,12 @@ def test_products_inside_a_stream(tmp_path: Path) -> None:
     for tensor in program.outputs:
         expected = evaluate(program, inputs)[tensor.name]
         np.testing.assert_allclose(found[tensor.name].reshape(expected.shape), expected, rtol=0, atol=2e-2)
+
+
+def test_what_trips_of_an_epilogue_read_is_under_way_together() -> None:
+    """Rows that end inside a tile are behind conditions: reads of the next trip would wait for the stores of this."""
+    options = Options(target="h200", stop_after="source")
+    artifact = build(load(with_epilogue(5000, 64, 768)), machine("h200"), options)
+    (text,) = [t for t in artifact.sources.values() if "mma" in t]
+    _, reading, storing = text.split("for (int next")
+    assert "copy<" in reading and "out(" not in reading and "out(" in storing

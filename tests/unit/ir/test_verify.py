@@ -241,3 +241,17 @@ def test_calls():
         with pytest.raises(InternalError) as caught:
             verify_loops(replace(loops, **change))
         assert message in str(caught.value)
+
+
+def test_what_a_stage_leaves_alone_is_checked_for_where_it_stands() -> None:
+    i, j = Axis("i", 4), Axis("j", 6)
+    middle, end = Tensor("middle", (4, 6), F), Tensor("end", (4, 6), F)
+    first = Map(middle, (i, j), load(X, (var(i), var(j))) + 1.0)
+    second = Map(end, (i, j), load(middle, (var(i), var(j))) * 2.0)
+    before = Program((X,), (end,), (first, second), {})
+    verify_program(before)
+    with pytest.raises(InternalError, match="not computed before"):
+        verify_program(replace(before, computes=(second, first)), before)
+    broken = replace(second, axes=(i,))
+    with pytest.raises(InternalError):
+        verify_program(replace(before, computes=(first, broken)), before)

@@ -288,7 +288,7 @@ def test_any_change_of_the_manifest_is_noticed(copy: Path) -> None:
     ("change", "error", "text"),
     [
         (lambda r: r.update(format=99, tilewright="9.9"), ModelError,
-         "was saved in format 99 by Tilewright 9.9; this is 0.1.0, which reads format 1: save the model again"),
+         "was saved in format 99 by Tilewright 9.9; this is 0.1.0, which reads format 2: save the model again"),
         (lambda r: r.update(interface="other"), ModelError, "was saved by Tilewright 0.1.0, whose code this version"),
         (lambda r: r["cpu"].update(features=["avx9999"]), ToolError,
          "was compiled for a processor that has avx9999, which this one lacks; compile the model here"),

@@ -206,6 +206,13 @@ def test_sets_stay_where_they_are_measured() -> None:
         assert far * target.units <= max(1 << 30, target.units * (8 << 20))
 
 
+def test_workers_that_waited_for_a_core_did_not_meet() -> None:
+    """On a busy machine a kernel would seem to cost a millisecond, and all would be joined into few of them."""
+    a_run = 200 * 0.4e-6
+    assert probe.meeting_seconds([(a_run, 1.0), (2 * a_run, 0.95), (a_run / 5, 0.0)]) == pytest.approx(0.4e-6)
+    assert probe.meeting_seconds([(0.128, 1.0), (0.2, 0.97), (a_run / 5, 0.0)]) is None
+
+
 def test_who_met() -> None:
     marks = np.zeros(4 * 2 * 16, np.uint64)
     marks[::16] = [1, 2, 2, 1, 1, 1, 1, 2]

@@ -248,3 +248,17 @@ def test_sizes_from_the_beginning(size: object) -> None:
 def evaluated_at(index: Expr, places: dict[Axis, int]) -> int:
     found = simplify(substitute(index, {a: const(n) for a, n in places.items()}))
     return int(found.value)  # type: ignore[attr-defined]
+
+
+def test_reads_through_views_that_undo_each_other_are_at_the_axes_themselves() -> None:
+    """Rows in groups of eight, something added by place in the group, and as rows again: at i, not at its parts."""
+    i, j, k, n = Axis("i", 4), Axis("j", 8), Axis("k", 32), Axis("n", 5)
+    x, m = Tensor("x", (32, 5), F), Tensor("m", (8, 5), F)
+    apart = Map(Tensor("apart", (4, 8, 5), F), (i, j, n), load(x, (var(i) * 8 + var(j), var(n))))
+    added = Map(Tensor("added", (4, 8, 5), F), (i, j, n),
+                load(apart.output, (var(i), var(j), var(n))) + load(m, (var(j), var(n))))  # fmt: skip
+    again = Map(Tensor("again", (32, 5), F), (k, n), load(added.output, (var(k) // 8, var(k) % 8, var(n))))
+    nest = build_nest(again, (), {apart.output: apart, added.output: added})
+    assert {node.source: node.indices for node in nest.loads()} == {
+        x: (var(k), var(n)), m: (simplify(var(k) % 8), var(n)),
+    }  # fmt: skip

@@ -49,18 +49,23 @@ class MadeUp:
         made_up = self
 
         @contextmanager
-        def built(self: Builder, plan: Plan) -> Iterator[Built]:
+        def built(self: Builder, plan: Plan, meanwhile: Callable[[], None] = lambda: None) -> Iterator[Built]:
             made_up.plans.append(plan)
+            meanwhile()
             yield Built(plan, self.lowered(plan), _Answering(made_up.answer(plan)))
 
-        def measured(program: Any, plans: tuple[Plan, Plan], target: Any, options: Any, _seconds: float) -> Times:
+        def measured(program: Any, plans: tuple[Plan, Plan], target: Any, options: Any, *_seconds: float) -> Times:
             self.again += 1
             builder = Builder(program, target, options)
             own, other = (Built(plan, builder.lowered(plan), None) for plan in plans)
             return self._times(program, own, other)
 
+        def profiled(program: Any, own: Built, _seconds: float) -> tuple[np.ndarray, float]:
+            return self._times(program, own, own).anchors[0], 1e-4
+
         monkeypatch.setattr(Builder, "built", built)
         monkeypatch.setattr(tuner, "sat", sat)
+        monkeypatch.setattr(tuner, "profiled", profiled)
         monkeypatch.setattr(tuner, "measured", measured)
 
     def refuse(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,7 +148,7 @@ def test_the_next_run_goes_on_and_repeats_nothing(
 ) -> None:
     """Ctrl-C ends the first, and what it has found counts."""
     program, plan = planned(model)
-    clock = MadeUp(own_seconds(plan, other=0.5e-5), interrupted_after=2)
+    clock = MadeUp(own_seconds(plan, other=0.5e-5), interrupted_after=1)
     clock.put_in_place(monkeypatch)
     first = tuned((program, plan), tmp_path)
     assert any("tuning was interrupted" in r.getMessage() for r in caplog.records)
@@ -238,6 +238,51 @@ def test_what_is_disturbed_is_measured_once_more_and_not_recorded(
     assert not stored(tmp_path)
     first, *later = [{bare_kernel(k) for k in p.kernels} - set(map(bare_kernel, plan.kernels)) for p in clock.plans[1:]]
     assert any(first & kernels for kernels in later), "what was tried first has a second turn"
+
+
+def test_choices_that_no_time_is_left_for_are_not_taken(
+    model: ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are recorded: with more time they are measured once more, and nothing else is again."""
+    program, plan = planned(model)
+    clock = MadeUp(own_seconds(plan, other=0.5e-5))
+    clock.put_in_place(monkeypatch)
+    once_more = tuner.measured
+    given: list[float] = []
+
+    def too_long(*arguments: Any) -> Any:
+        given.append(arguments[-1])
+        raise TimeoutError
+
+    monkeypatch.setattr(tuner, "measured", too_long)
+    found = tuned((program, plan), tmp_path, tune=60.0, tune_trials=2)
+    assert 0 < given[0] <= 63.0, "within a twentieth of the time"
+    assert [bare_kernel(k) for k in found.kernels] == [bare_kernel(k) for k in plan.kernels]
+    assert any("no time was left to measure" in r.getMessage() for r in caplog.records)
+    monkeypatch.setattr(tuner, "measured", once_more)
+    before = known(tmp_path)
+    again = tuned((program, plan), tmp_path, tune=120.0, tune_trials=2)
+    assert any("2.00 times as fast" in k.estimate.reason for k in again.kernels)
+    assert set(known(tmp_path)) == set(before)
+
+
+def test_the_first_trials_are_found_while_compilers_work(
+    model: ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, plan = planned(model)
+    clock = MadeUp(own_seconds(plan))
+    clock.put_in_place(monkeypatch)
+    looked: list[tuple[int, int]] = []
+    look = tuner._Tuner._look
+
+    def noted(self: tuner._Tuner, count: int) -> None:
+        look(self, count)
+        looked.append((len(clock.plans), self._waiting))
+
+    monkeypatch.setattr(tuner._Tuner, "_look", noted)
+    tuned((program, plan), tmp_path, tune_trials=2)
+    (built, waiting), *_ = looked
+    assert built == 1 and waiting, "the planner's own is being built"
 
 
 def test_a_time_is_kept_to(model: ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

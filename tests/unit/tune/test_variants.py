@@ -10,7 +10,7 @@ import pytest
 from onnx import ModelProto
 
 from bench import zoo
-from bench.tuning.legal import count
+from bench.tuning.legal import Checked, count
 from tests.cpu_stages import model_of
 from tilewright.backend import backend_for
 from tilewright.backend.cpu.kernel.variants import Variants
@@ -23,7 +23,8 @@ from tilewright.target import machine
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Tile
 from tilewright.tune.groups import find_groups, with_choices
-from tilewright.tune.subjects import Model
+from tilewright.tune.parts import edited, kernels_of, units_of
+from tilewright.tune.subjects import Model, find_subjects
 
 
 def tokens(height: int, width: int) -> ModelProto:
@@ -94,6 +95,21 @@ def test_plans_of_parts_are_plans_of_the_model() -> None:
         assert made.program is not None and made.plan is not None
         found = count(Model(made.program, made.plan, target, arithmetic=True), 4)
         assert found.plans > 8 and found.structures and not found.illegal and not found.refused, found
+
+
+def test_launches_that_kernels_share_are_tried_apart() -> None:
+    steps = [("Softmax", ["x"], "y", {"axis": 1}), ("Tanh", ["z"], "t", {}), ("Softmax", ["t"], "u", {"axis": 0})]
+    proto = model_of(steps, {"x": (64, 48), "z": (96, 40)}, {"y": (64, 48), "u": (96, 40)}, {})
+    target = machine("h200")
+    made = build(load(proto, {}), target, Options(target="h200", stop_after="plan"))
+    assert made.program is not None and made.plan is not None
+    model = Model(made.program, made.plan, target, arithmetic=True)
+    (shared,) = [unit for unit in units_of(made.plan) if unit.is_launch]
+    (subject,) = [s for s in find_subjects(model) if s.kernels == {k.name for k in kernels_of(shared)}]
+    trial = subject.following(lambda _: False)
+    assert trial is not None and Checked(model).why_illegal(trial) is None
+    other = edited(made.program, made.plan, target, trial.edits)
+    assert len(other.kernels) == len(made.plan.kernels) and not any(unit.is_launch for unit in units_of(other))
 
 
 MODELS = ("tokens", "mobilenet", "vit_s32", "swin_t", "lstm", "unet")

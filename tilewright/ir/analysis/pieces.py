@@ -65,17 +65,27 @@ def part_of(
 ) -> Compute:
     """A rank's part of a compute. It gives `outputs`, and reads for every tensor the one in its place, which begins
     where the place says."""
+    tables = _rows(piece, mesh, at)
     compute = piece.compute
+    if tables:
+        assert isinstance(compute, Map)
+        compute = replace(compute, value=rewrite(compute.value, lambda n: _guarded(n, tables, piece.compute)))
+    return narrowed(compute, axis_ranges(piece, mesh, at), outputs, held)
+
+
+def narrowed(
+    compute: Compute, ranges: Mapping[Axis, Interval], outputs: tuple[Tensor, ...],
+    held: Mapping[Tensor, tuple[Tensor, Place]],
+) -> Compute:  # fmt: skip
+    """A compute over a part of some axes. It gives `outputs`, and reads for every tensor the one in its place, which
+    begins where the place says."""
     if not isinstance(compute, Map | Reduce):
         return compute
-    ranges = axis_ranges(piece, mesh, at)
     own = {axis: Axis(axis.name, count) for axis, (_, count) in ranges.items()}
     moved: dict[Axis, ExprLike] = {axis: variable(new) + ranges[axis][0] for axis, new in own.items()}
-    tables = _rows(piece, mesh, at)
 
     def local(value: Expr) -> Expr:
-        guarded = rewrite(value, lambda n: _guarded(n, tables, compute)) if tables else value
-        here = substitute(guarded, moved)
+        here = substitute(value, moved)
         return simplify(rewrite(here, lambda n: _shifted(n, held) if isinstance(n, Load) else None))
 
     axes = tuple(own.get(axis, axis) for axis in compute.axes)

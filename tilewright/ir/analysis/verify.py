@@ -69,8 +69,9 @@ def verify_graph(graph: Graph, outside: Iterable[str] = ()) -> None:
             raise InternalError(f"graph {graph.name}: constant '{name}' is {list(array.shape)}, known as {known_value}")
 
 
-def verify_program(program: Program) -> None:
-    _ProgramCheck().program(program)
+def verify_program(program: Program, before: Program | None = None) -> None:
+    """Computes that the Program `before` has too, which was verified, are looked at only for where they stand."""
+    _ProgramCheck(() if before is None else before.computes).program(program)
 
 
 def _once(names: set[str], name: str, where: str) -> None:
@@ -92,7 +93,8 @@ def _same_extent(a: Extent, b: Extent) -> bool:
 class _ProgramCheck:
     """Walks a Program with what is known so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, checked: Iterable[Compute] = ()) -> None:
+        self._checked = {id(compute) for compute in checked}
         self._known: set[Tensor] = set()
         self._names: set[str] = set()
         self._symbols: dict[str, Symbol] = {}
@@ -193,6 +195,13 @@ class _ProgramCheck:
         where = self._where
         for tensor in reads(compute):
             self._read(tensor)
+        if id(compute) not in self._checked:
+            self._parts(compute)
+        self._where = where
+        for tensor in compute.outputs:
+            self._define(tensor)
+
+    def _parts(self, compute: Compute) -> None:
         if isinstance(compute, Map | Reduce | Scatter | Sort):
             self._axes(compute)
         if isinstance(compute, Map):
@@ -210,9 +219,6 @@ class _ProgramCheck:
             self._region(compute)
         elif not isinstance(compute, Host):
             raise self.fail("is not a kind of compute")
-        self._where = where
-        for tensor in compute.outputs:
-            self._define(tensor)
 
     def _axes(self, compute: Map | Reduce | Scatter | Sort) -> None:
         axes = (*compute.axes, *(compute.reduce_axes if isinstance(compute, Reduce) else ()))

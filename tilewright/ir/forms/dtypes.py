@@ -110,7 +110,7 @@ def widens(narrow: DType, wide: DType) -> bool:
 
 def is_multiplied_narrow(dtype: DType) -> bool:
     """Whether products of such elements are summed in a wider type, as tensor cores do it."""
-    return dtype is int8 or widens(dtype, float32)
+    return dtype in (int8, float8e4m3fn) or widens(dtype, float32)
 
 
 def accumulator(dtype: DType) -> DType:

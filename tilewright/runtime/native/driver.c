@@ -356,7 +356,19 @@ static void enter_team(void *argument, int self)
 
 /* ---- creation ---- */
 
-static void prepare_buffers(tw_model *m, const char *weights)
+/* Where weights lie, by their place among all of them. */
+static const char *weights_at(const tw_piece *pieces, int64_t count, int64_t place)
+{
+    int64_t low = 0, high = count;
+    while (high - low > 1) {
+        int64_t middle = (low + high) / 2;
+        if (pieces[middle].begin <= place) low = middle;
+        else high = middle;
+    }
+    return count > 0 ? pieces[low].data + (place - pieces[low].begin) : NULL;
+}
+
+static void prepare_buffers(tw_model *m, const tw_piece *pieces, int64_t count)
 {
     for (int64_t i = 0; i < tw_model_table.buffers; i++) {
         const tw_buffer *b = &tw_model_table.buffer[i];
@@ -369,7 +381,7 @@ static void prepare_buffers(tw_model *m, const char *weights)
             m->output_patches[m->output_patch_count++] = (patch){slot, b->value, b->offset};
             break;
         case TW_WEIGHT:
-            *slot = (void *)(uintptr_t)(weights + b->value);
+            *slot = (void *)(uintptr_t)weights_at(pieces, count, b->value);
             break;
         default:
             *slot = (char *)m->arena.start + b->value;
@@ -378,7 +390,7 @@ static void prepare_buffers(tw_model *m, const char *weights)
 }
 
 /* Where there is no room for it, the weights stay where they are. */
-static void place_kept_weights(tw_model *m, const char *weights)
+static void place_kept_weights(tw_model *m, const tw_piece *pieces, int64_t count)
 {
     int64_t bytes = 0;
     for (int64_t i = 0; i < tw_model_table.kept; i++) bytes += tw_whole_pages(tw_model_table.kept_weights[i].bytes);
@@ -387,7 +399,7 @@ static void place_kept_weights(tw_model *m, const char *weights)
     tw_losers losers = {0};
     for (int64_t i = 0; i < tw_model_table.kept; i++) {
         const tw_kept *k = &tw_model_table.kept_weights[i];
-        int placed = tw_place(room, weights + k->offset, k->bytes, k->parts, &losers);
+        int placed = tw_place(room, weights_at(pieces, count, k->offset), k->bytes, k->parts, &losers);
         for (int64_t j = 0; placed && j < tw_model_table.buffers; j++) {
             const tw_buffer *b = &tw_model_table.buffer[j];
             int64_t inside = b->space == TW_WEIGHT ? b->value - k->offset : -1;
@@ -479,7 +491,7 @@ static int prepare_groups(tw_model *m, int may_spin)
     return parallel;
 }
 
-static int prepare(tw_model *m, const void *weights, int64_t run_spin_ns, int64_t idle_spin_ns)
+static int prepare(tw_model *m, const tw_piece *pieces, int64_t count, int64_t run_spin_ns, int64_t idle_spin_ns)
 {
     const tw_table *t = &tw_model_table;
     m->steps = calloc((size_t)t->stages + 1, sizeof *m->steps);
@@ -492,8 +504,8 @@ static int prepare(tw_model *m, const void *weights, int64_t run_spin_ns, int64_
     if (!m->steps || !m->groups || !m->buffers || !m->input_patches || !m->output_patches) return 0;
     if (!m->first_jump || !m->entered) return 0;
     if (!map_pages(&m->arena, t->arena_bytes)) return 0;
-    prepare_buffers(m, weights);
-    place_kept_weights(m, weights);
+    prepare_buffers(m, pieces, count);
+    place_kept_weights(m, pieces, count);
     prepare_jumps(m);
     if (!prepare_steps(m)) return 0;
     if (!prepare_groups(m, run_spin_ns > 0 && !tw_team_crowded(m->workers))) m->workers = 1;
@@ -531,30 +543,86 @@ void tw_destroy(tw_model *m)
     free(m);
 }
 
-tw_model *tw_create(const void *weights, int threads, int64_t run_spin_ns, int64_t idle_spin_ns)
+tw_model *tw_create(
+    const tw_piece *pieces, int64_t count, int threads, int64_t run_spin_ns, int64_t idle_spin_ns)
 {
     if (threads < 1 || threads > TW_MAX_THREADS) return NULL;
     tw_model *m = calloc(1, sizeof *m);
     if (!m) return NULL;
     m->workers = threads;
-    if (prepare(m, weights, run_spin_ns, idle_spin_ns)) return m;
+    if (prepare(m, pieces, count, run_spin_ns, idle_spin_ns)) return m;
     tw_destroy(m);
     return NULL;
 }
 
-tw_model *tw_open(const char *weights_path, int threads)
+static int map_file(const char *path, pages *p)
 {
-    int file = open(weights_path, O_RDONLY | O_CLOEXEC);
-    if (file < 0) return NULL;
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0) return 0;
     struct stat info;
-    int usable = fstat(file, &info) == 0 && (int64_t)info.st_size == tw_model_table.weight_bytes;
+    int usable = fstat(file, &info) == 0;
     size_t bytes = usable ? (size_t)info.st_size : 0;
     void *map = bytes > 0 ? mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, file, 0) : NULL;
     close(file);
-    if (!usable || map == MAP_FAILED) return NULL;
-    tw_model *m = tw_create(map, threads, TW_RUN_SPIN_NS, TW_IDLE_SPIN_NS);
-    if (m) m->weights = (pages){map, map, bytes};
-    else if (map) munmap(map, bytes);
+    if (!usable || map == MAP_FAILED) return 0;
+    *p = (pages){map, map, bytes};
+    return 1;
+}
+
+/* A file in the folder of another. */
+static int map_beside(const char *path, const char *name, pages *p)
+{
+    const char *slash = strrchr(path, '/');
+    size_t folder = slash ? (size_t)(slash - path) + 1 : 0, length = strlen(name) + 1;
+    char *whole = malloc(folder + length);
+    if (!whole) return 0;
+    memcpy(whole, path, folder);
+    memcpy(whole + folder, name, length);
+    int mapped = map_file(whole, p);
+    free(whole);
+    return mapped;
+}
+
+/* The pieces that a file without weights of its own says there are in another, which is mapped. NULL: it says nothing
+ * that holds. */
+static tw_piece *shared_pieces(const char *path, const pages *own, pages *shared, int64_t *count)
+{
+    const tw_shared *about = own->start;
+    if (own->map_bytes <= sizeof *about || memcmp(about->mark, TW_SHARED_MARK, sizeof about->mark) != 0) return NULL;
+    size_t room = (own->map_bytes - sizeof *about) / sizeof *about->place;
+    if (about->pieces < 1 || (size_t)about->pieces > room) return NULL;
+    const char *name = (const char *)(about->place + about->pieces), *end = (const char *)own->start + own->map_bytes;
+    if (name == end || end[-1] != 0 || !map_beside(path, name, shared)) return NULL;
+    int64_t previous = 0, bytes = (int64_t)shared->map_bytes;
+    int holds = bytes == about->bytes && about->place[0].begin == 0;
+    for (int64_t i = 0; holds && i < about->pieces; i++) {
+        int64_t at = about->place[i].at, begin = about->place[i].begin;
+        int64_t next = i + 1 < about->pieces ? about->place[i + 1].begin : tw_model_table.weight_bytes;
+        holds = begin >= previous && next > begin && at >= 0 && at % TW_WEIGHT_ALIGNMENT == 0 && at <= bytes - (next - begin);
+        previous = next;
+    }
+    tw_piece *pieces = holds ? calloc((size_t)about->pieces, sizeof *pieces) : NULL;
+    for (int64_t i = 0; pieces && i < about->pieces; i++)
+        pieces[i] = (tw_piece){about->place[i].begin, (const char *)shared->start + about->place[i].at};
+    *count = about->pieces;
+    return pieces;
+}
+
+tw_model *tw_open(const char *weights_path, int threads)
+{
+    pages own = {0}, shared = {0};
+    if (!map_file(weights_path, &own)) return NULL;
+    tw_piece whole = {0, own.start}, *pieces = NULL;
+    int64_t count = own.map_bytes > 0;
+    int is_whole = (int64_t)own.map_bytes == tw_model_table.weight_bytes;
+    if (!is_whole) pieces = shared_pieces(weights_path, &own, &shared, &count);
+    tw_model *m = NULL;
+    if (is_whole || pieces)
+        m = tw_create(is_whole ? &whole : pieces, count, threads, TW_RUN_SPIN_NS, TW_IDLE_SPIN_NS);
+    free(pieces);
+    if (m) m->weights = is_whole ? own : shared;
+    if (!m || !is_whole) unmap_pages(&own);
+    if (!m) unmap_pages(&shared);
     return m;
 }
 

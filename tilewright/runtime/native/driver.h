@@ -69,12 +69,33 @@ enum { TW_OK = 0, TW_NO_THREADS = 1, TW_NOT_READY = 2, TW_CANCELLED = 3 };
 enum { TW_MAX_THREADS = 1024 };
 enum { TW_RUN_SPIN_NS = 100000, TW_IDLE_SPIN_NS = 50000 };
 
-/* weights stay the caller's, 64-byte aligned, until tw_destroy. A waiting worker spins for run_spin_ns inside a
+/* Weights from a place among all of them on, up to where the next piece begins. */
+typedef struct {
+    int64_t begin;
+    const char *data;
+} tw_piece;
+
+/* How a file begins whose weights lie in another, of so many bytes, that several models share; its name, as seen from
+ * here, follows the last place and ends the file with zeros. Pieces are in order and the first begins at 0. */
+#define TW_SHARED_MARK "TWSHARED"
+enum { TW_WEIGHT_ALIGNMENT = 64 };
+typedef struct {
+    int64_t begin, at;
+} tw_place_in_file;
+typedef struct {
+    char mark[8];
+    int64_t bytes, pieces;
+    tw_place_in_file place[];
+} tw_shared;
+
+/* pieces are in order, and the weights in them, 64-byte aligned, stay the caller's until tw_destroy. A waiting worker spins for run_spin_ns inside a
  * run and idle_spin_ns between runs before it sleeps. NULL when memory is short, threads is out of range or a stage
  * has more than 2^32 - 1 tiles. */
-TW_API tw_model *tw_create(const void *weights, int threads, int64_t run_spin_ns, int64_t idle_spin_ns);
+TW_API tw_model *tw_create(
+    const tw_piece *pieces, int64_t count, int threads, int64_t run_spin_ns, int64_t idle_spin_ns);
 
-/* Maps the weights file itself. NULL also when the file cannot be mapped or has another size. */
+/* Maps the weights file itself, or the one that it says its weights lie in. NULL also when a file cannot be mapped or is
+ * not of the size, or of the form, that it has to be. */
 TW_API tw_model *tw_open(const char *weights_path, int threads);
 
 /* Kernels compute to nearest, with denormals flushed or kept as the table says; the caller's own mode is back when the

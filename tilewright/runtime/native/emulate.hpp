@@ -112,6 +112,7 @@ template <class T> struct Value { using type = T; };
 template <> struct Value<half> { using type = float; };
 template <> struct Value<bfloat16> { using type = float; };
 template <> struct Value<tf32> { using type = float; };
+template <> struct Value<e4m3> { using type = float; };
 
 static TW_CALL void unwritten_register(const Grid* grid, long long offset) {
   long long index[most_dimensions];
@@ -484,6 +485,15 @@ TW_FN void unpack8(const emulate::RegisterPlace<half>& to, const emulate::Regist
   }
 }
 
+TW_FN void unpack4(const emulate::RegisterPlace<half>& to, const emulate::RegisterPlace<unsigned char>& from, float zero,
+                   float scale) {
+  const long long source = from.first(2), target = to.first(4);
+  for (int k = 0; k < 4 && source >= 0 && target >= 0; ++k) {
+    const int code = static_cast<int>(from.element(source, k % 2).read()) >> k / 2 * 4 & 15;
+    to.element(target, k).write(half((static_cast<float>(code) - zero) * scale));
+  }
+}
+
 template <class C, class A> TW_FN void mma_float16(const C& c, const A& a, const A& b, int line = __builtin_LINE()) {
   emulate::mma<16>(c, a, b, line);
 }
@@ -494,6 +504,9 @@ template <class C, class A> TW_FN void mma_tf32(const C& c, const A& a, const A&
   emulate::mma<8>(c, a, b, line);
 }
 template <class C, class A> TW_FN void mma_int8(const C& c, const A& a, const A& b, int line = __builtin_LINE()) {
+  emulate::mma<32>(c, a, b, line);
+}
+template <class C, class A> TW_FN void mma_e4m3(const C& c, const A& a, const A& b, int line = __builtin_LINE()) {
   emulate::mma<32>(c, a, b, line);
 }
 

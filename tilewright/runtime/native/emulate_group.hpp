@@ -218,6 +218,7 @@ TW_IN_MEMORY(wgmma_float16, float, half)
 TW_IN_MEMORY(wgmma_bfloat16, float, bfloat16)
 TW_IN_MEMORY(wgmma_tf32, float, tf32)
 TW_IN_MEMORY(wgmma_int8, int, signed char)
+TW_IN_MEMORY(wgmma_e4m3, float, e4m3)
 #define TW_IN_REGISTERS(name, type) \
   template <int N, bool TurnedB, int Along> \
   TW_FN void name(const emulate::RegisterPlace<float>& c, const emulate::RegisterPlace<type>& a, \

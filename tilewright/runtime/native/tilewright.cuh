@@ -71,6 +71,27 @@ struct tf32 {
   TW_METHOD operator float() const { return bits_as<float>(bits); }
 };
 
+// A float of four significant bits in a byte: exponents from -6 to 8, no infinity, one NaN of each sign.
+TW_FN float e4m3_value(unsigned char bits) {
+  const unsigned size = bits & 0x7fu, sign = static_cast<unsigned>(bits & 0x80u) << 24;
+  const float value = bits_as<float>(size << 20) * 1.329227995784916e36f;  // 2^120, from one bias to the other
+  return bits_as<float>((size == 0x7fu ? 0x7fc00000u : bits_as<unsigned>(value)) | sign);
+}
+
+TW_FN unsigned char e4m3_bits(float value) {  // halves to even; what is larger than all becomes the largest
+  const unsigned whole = bits_as<unsigned>(value), size = whole & 0x7fffffffu;
+  const unsigned small = bits_as<unsigned>(bits_as<float>(size) + 16384.0f) - 0x46800000u;  // counts in 2^-9
+  const unsigned code = size < 0x3c800000u ? small : ((size + 0x7ffffu + (size >> 20 & 1u)) >> 20) - 960u;
+  return static_cast<unsigned char>((size > 0x7f800000u ? 0x7fu : code < 0x7eu ? code : 0x7eu) | (whole >> 24 & 0x80u));
+}
+
+struct e4m3 {
+  unsigned char bits;
+  e4m3() = default;
+  TW_METHOD e4m3(float value) : bits(e4m3_bits(value)) {}
+  TW_METHOD operator float() const { return e4m3_value(bits); }
+};
+
 }  // namespace tw
 
 #if defined(__CUDACC__)
@@ -232,10 +253,14 @@ template <int N, class T> TW_FN void copy_async(T* to, const T* from) {
 
 // The same, or zeros where it is not wanted: nothing is then read.
 template <int N, class T> TW_FN void copy_async_or_zero(T* to, const T* from, bool wanted) {
-  static_assert(N * sizeof(T) == 16, "whole packets");
+  constexpr int bytes = N * sizeof(T);
   const unsigned shared = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  const int bytes = wanted ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(from), "r"(bytes) : "memory");
+  const int read = wanted ? bytes : 0;
+  if constexpr (bytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(from), "r"(read) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(from), "n"(bytes), "r"(read) : "memory");
+  }
 }
 
 // Into the L2 cache, which all blocks read: what every block asks for at its end comes from there then.
@@ -299,6 +324,21 @@ TW_FN void unpack8(half* to, const unsigned char* from, int shift, int mask, flo
   TW_MEMCPY(to, result, 16);
 }
 
+// The same of two bytes of 4-bit codes: the lower halves of both, then the upper ones.
+TW_FN void unpack4(half* to, const unsigned char* from, float zero, half scale) {
+  const unsigned base = 0x10001u * half_bits(1024.0f + zero), factor = 0x10001u * scale.bits;
+  const unsigned codes = from[0] | from[1] << 8;
+  unsigned result[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    unsigned pair = __byte_perm(codes >> 4 * i & 0x0f0fu, 0x64646464u, 0x4140);
+    asm("sub.rn.f16x2 %0, %0, %1;" : "+r"(pair) : "r"(base));
+    asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(pair) : "r"(factor));
+    result[i] = pair;
+  }
+  TW_MEMCPY(to, result, 8);
+}
+
 TW_FN void mma_float16(float* c, const half* a, const half* b) {
   const auto x = words<4>(a);
   const auto y = words<2>(b);
@@ -327,6 +367,16 @@ TW_FN void mma_int8(int* c, const signed char* a, const signed char* b) {
   asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(x.word[0]), "r"(x.word[1]), "r"(x.word[2]), "r"(x.word[3]), "r"(y.word[0]), "r"(y.word[1]));
+}
+
+TW_FN void mma_e4m3(float* c, const e4m3* a, const e4m3* b) {
+#if __CUDA_ARCH__ >= 890
+  const auto x = words<4>(a);
+  const auto y = words<2>(b);
+  asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(x.word[0]), "r"(x.word[1]), "r"(x.word[2]), "r"(x.word[3]), "r"(y.word[0]), "r"(y.word[1]));
+#endif
 }
 
 // ---- tensor cores, four warps as one: operands lie in shared memory in lines of 128 bytes, eight of which are exchanged
@@ -433,6 +483,7 @@ TW_IN_MEMORY(wgmma_bfloat16, float, bfloat16, "k16.f32.bf16.bf16", true)
 #define TW_GIVEN "l"(x), "l"(y), "n"(On ? 1 : 0)
 #define TW_AT(a, b, on, ta, tb, e, f) "%" #a ", %" #b ", %" #on ", 1, 1"
 TW_IN_MEMORY(wgmma_tf32, float, tf32, "k8.f32.tf32.tf32", false)
+TW_IN_MEMORY(wgmma_e4m3, float, e4m3, "k32.f32.e4m3.e4m3", false)
 #undef TW_AT
 #undef TW_SUM
 #define TW_SUM(place) "+r"(place)
@@ -592,6 +643,7 @@ TW_FN float ceil(float a) { return TW_MATH(ceilf)(a); }
 template <class T> TW_FN T rounded_byte(float small, int added) {
   return static_cast<T>(bits_as<int>(small + 12582912.0f) + added);
 }
+TW_FN float round_small(float small) { return (small + 12582912.0f) - 12582912.0f; }
 TW_FN float round(float a) { return TW_MATH(rintf)(a); }
 TW_FN float trunc(float a) { return TW_MATH(truncf)(a); }
 TW_FN float pow(float a, float b) { return TW_MATH(powf)(a, b); }

@@ -93,6 +93,9 @@ MMA_KERNEL(mma_float16, float, "+f", MMA("m16n8k16", "f32.f16.f16.f32"))
 MMA_KERNEL(mma_bfloat16, float, "+f", MMA("m16n8k16", "f32.bf16.bf16.f32"))
 MMA_KERNEL(mma_tf32, float, "+f", MMA("m16n8k8", "f32.tf32.tf32.f32"))
 MMA_KERNEL(mma_int8, int, "+r", MMA("m16n8k32", "s32.s8.s8.s32"))
+#if __CUDA_ARCH__ >= 890
+MMA_KERNEL(mma_e4m3, float, "+f", MMA("m16n8k32", "f32.e4m3.e4m3.f32"))
+#endif
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // Four warps as one, 64 x 256 and 32 bytes of the sum a step, two steps under way.
@@ -120,6 +123,7 @@ GROUP_KERNEL(wgmma_float16, float, tw::half)
 GROUP_KERNEL(wgmma_bfloat16, float, tw::bfloat16)
 GROUP_KERNEL(wgmma_tf32, float, tw::tf32)
 GROUP_KERNEL(wgmma_int8, int, signed char)
+GROUP_KERNEL(wgmma_e4m3, float, tw::e4m3)
 #endif
 
 extern "C" __global__ void read_shared(float* out) {  // 16 bytes a thread, no two of a phase in one bank

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from tilewright.ir.analysis.simplify import linear, simplify
+from tilewright.ir.analysis.simplify import join_divisions, linear, simplify
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.compute import Compute, Map, Monoid, Reduce
 from tilewright.ir.forms.expr import (
@@ -305,6 +305,26 @@ def inline(root: Expr, maps: Mapping[Tensor, Map]) -> Expr:
     return whole
 
 
+def _joined(root: Expr) -> Expr:
+    """Reads at indices that one view took apart and another put together, as they were before: at i, not at
+    i // 64 * 64 + i % 64, which streams and tiles could not be followed through."""
+
+    def whole_index(index: Expr) -> Expr:
+        if not is_op(index, "add"):
+            return index
+        total = linear(index)
+        together = join_divisions(total)
+        return index if together is total else together.expr()
+
+    def rule(node: Expr) -> Expr | None:
+        if not isinstance(node, Load):
+            return None
+        indices = [whole_index(i) for i in node.indices]
+        return None if all(a is b for a, b in zip(indices, node.indices, strict=True)) else load(node.source, indices)
+
+    return rewrite(root, rule)
+
+
 def roots_of(nests: Sequence[Nest]) -> list[Nest]:
     """Nests that no other of the kernel reads: their tiles determine those of the others."""
     read = {t for n in nests for t in n.reads()}
@@ -314,11 +334,11 @@ def roots_of(nests: Sequence[Nest]) -> list[Nest]:
 def build_nest(core: Compute, epilogue: Sequence[Map], maps: Mapping[Tensor, Map]) -> Nest:
     """The nest of a Map or Reduce with `epilogue` maps applied to its result and `maps` composed into its reads."""
     if isinstance(core, Map):
-        value = simplify(inline(core.value, maps))
+        value = _joined(simplify(inline(core.value, maps)))
         return Nest((core.output,), core.axes, (), (), None, (), (value,), core.output.name)
     if not isinstance(core, Reduce):
         raise TypeError(f"{type(core).__name__} has no nest")
-    elements = tuple(simplify(inline(e, maps)) for e in core.elements)
+    elements = tuple(_joined(simplify(inline(e, maps))) for e in core.elements)
     accumulated = core.outputs
     if not epilogue:
         values: tuple[Expr, ...] = tuple(load(t, [var(a) for a in core.axes]) for t in accumulated)
@@ -327,7 +347,7 @@ def build_nest(core: Compute, epilogue: Sequence[Map], maps: Mapping[Tensor, Map
     chain = {m.output: m for m in epilogue[:-1]}
     last = epilogue[-1]
     value = inline(last.value, {**maps, **chain})
-    value = simplify(substitute(value, {a: var(b) for a, b in zip(last.axes, core.axes, strict=True)}))
+    value = _joined(simplify(substitute(value, {a: var(b) for a, b in zip(last.axes, core.axes, strict=True)})))
     value = rewrite(value, lambda n: _here(n, accumulated, core.axes))
     return Nest((last.output,), core.axes, core.reduce_axes, elements, core.monoid, accumulated, (value,),
                 accumulated[0].name, tuple(m.output.name for m in epilogue))  # fmt: skip

@@ -192,12 +192,14 @@ def moving_alike(indices: Sequence[Sequence[Expr]]) -> list[list[Sequence[Expr]]
 def inside_share(index: Expr, extent: int) -> float:
     """The part of all values of an index, its axes running over their extents, that lies inside a dimension."""
     found = linear(simplify(index))
-    if not all(isinstance(t, Var) for t in found.terms):
+    steps = [(step, extent_of(t.axis.extent)) for t, step in found.terms.items() if isinstance(t, Var)]
+    lowest = found.constant + sum(min(0, step * (n - 1)) for step, n in steps)
+    highest = found.constant + sum(max(0, step * (n - 1)) for step, n in steps)
+    if len(steps) < len(found.terms) or (lowest >= 0 and highest < extent):
         return 1.0
     values: Any = np.array([found.constant])
-    for term, step in found.terms.items():
-        assert isinstance(term, Var)
-        places = np.arange(extent_of(term.axis.extent)) * step
+    for step, n in steps:
+        places = np.arange(n) * step
         if len(values) * len(places) > _MOST_PLACES:
             return 1.0
         values = np.add.outer(values, places).ravel()

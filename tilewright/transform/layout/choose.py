@@ -94,7 +94,7 @@ def _along_the_sum(compute: Reduce) -> dict[Tensor, int]:
     """Operands of 32 or 8 bits that a GPU's tensor cores multiply: they take lines along the sum alone."""
     found: dict[Tensor, int] = {}
     for node in loads(*compute.elements):
-        if node.dtype not in (dtypes.tf32, dtypes.int8):
+        if not dtypes.is_multiplied_narrow(node.dtype) or node.dtype.bits == 16:
             continue
         places = [(upper(t.axis.extent), n) for n, i in enumerate(node.indices) for t, c in linear(i).terms.items()
                   if c == 1 and isinstance(t, Var) and t.axis in compute.reduce_axes]  # fmt: skip

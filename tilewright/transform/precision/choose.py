@@ -22,6 +22,7 @@ from tilewright.ir.forms.tensor import Tensor
 from tilewright.target import Target
 from tilewright.transform.precision.late_factors import apply_factors_late
 from tilewright.transform.quantise.extremes import extremes_of_bytes
+from tilewright.transform.quantise.float8 import multiply_codes
 from tilewright.transform.quantise.packed import keep_packed
 from tilewright.transform.quantise.quantise import form_of, use_integers
 from tilewright.transform.quantise.requantise import merge_steps
@@ -30,6 +31,7 @@ from tilewright.transform.storage import Encoding, all_computes, change_storage,
 _NARROW = {"bfloat16": dtypes.bfloat16, "float16": dtypes.float16, "tf32": dtypes.tf32}
 _CONVOLUTIONS = "tf32_convolutions"
 _INTEGERS = "mma_int8"  # what makes integers pay on a GPU
+_SMALL_FLOATS = "mma_e4m3"  # and floats of 8 bits
 _LEAST_SUMMED = 7  # of the 32 elements that a row of a matrix register has: with fewer it mostly multiplies zeros
 
 
@@ -37,6 +39,8 @@ def set_precision(program: Program, target: Target, precision: str | None) -> Pr
     """`precision` None: as the model says; float32: no integers in its place; others as above."""
     if precision != "float32" and (target.kind == "cpu" or target.rate(_INTEGERS)):
         program = merge_steps(extremes_of_bytes(use_integers(program, form_of(target))))
+    if precision != "float32" and target.rate(_SMALL_FLOATS):
+        program = multiply_codes(program)
     if precision in ("tf32", _CONVOLUTIONS, "float16") and target.kind == "cpu":
         raise OptionError(f"precision {precision!r} is for GPUs alone, not {target.name!r}: there is 'bfloat16'")
     if precision in _NARROW:

@@ -124,7 +124,9 @@ class _Absorber:
                 scaled = found.x / const(found.step, dtypes.float32)
         low, high = found.low - found.zero, found.high - found.zero
         inner = _without_bounds(scaled, low, high)
-        clamped = minimum(maximum(inner, const(low, dtypes.float32)), const(high, dtypes.float32))
+        if not (is_op(inner, "max") and isinstance(inner.args[1], Const) and float(inner.args[1].value) >= low):
+            inner = maximum(inner, const(low, dtypes.float32))
+        clamped = minimum(inner, const(high, dtypes.float32))
         whole = op("round", clamped) + const(found.zero + found.shift, dtypes.float32)
         made = Map(compute.output, compute.axes, cast(whole, compute.value.dtype), compute.origin)
         self.maps[made.output] = made

@@ -7,17 +7,18 @@ predicted: machines with many units, or a costly launch, lose more by waiting.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import isqrt
 
 import numpy as np
 
 from tilewright.ir.analysis.simplify import simplify
-from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, Scan, neutral, plain_monoid, reads
+from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, Scan, neutral, plain_monoid
 from tilewright.ir.forms.expr import Axis, Expr, Extent, Load, Op, load, loads, lt, minimum, op, select, substitute, var
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.ir.meaning.folding import without_dead
+from tilewright.transform.reductions.neighbours import alone
 from tilewright.transform.storage import names_of, unique_name
 
 Predict = Callable[[Program], float]
@@ -46,7 +47,7 @@ def choose_prefixes(program: Program, predict: Predict) -> Program:
 
 
 def _pays(prefix: Prefix, program: Program, predict: Predict) -> bool:
-    steps, blocks = (predict(_alone(c, program)) for c in ([prefix.scan], prefix.computes(set())))
+    steps, blocks = (predict(alone(c, program)) for c in ([prefix.scan], prefix.computes(set())))
     return blocks < _WORTH * steps
 
 
@@ -161,15 +162,6 @@ def _found(scan: Scan, program: Program) -> Prefix | None:
 
 def _own(carry: Tensor, compute: Map) -> Load:
     return load(carry, tuple(var(a) for a in compute.axes))
-
-
-def _alone(computes: Sequence[Compute], program: Program) -> Program:
-    made = {t for c in computes for t in c.outputs}
-    read = dict.fromkeys(t for c in computes for t in reads(c) if t not in made)
-    constants = {t: program.constants[t] for t in read if t in program.constants}
-    layouts = {t: program.layouts[t] for t in read if t in program.layouts}
-    inputs = tuple(t for t in read if t not in constants)
-    return Program(inputs, computes[-1].outputs, tuple(computes), constants, layouts)
 
 
 def _extent(axis: Axis) -> int:

@@ -18,6 +18,7 @@ from tilewright.ir.forms.expr import Axis, Expr, axes_of, load, loads, lt, minim
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.target import Target
 from tilewright.transform.precision.choose import contracted
+from tilewright.transform.reductions.neighbours import alone, leading_to, outline
 from tilewright.transform.storage import names_of, unique_name
 
 Predict = Callable[[Program], float]
@@ -45,7 +46,7 @@ def split_reductions(program: Program, target: Target, predict: Predict, known: 
     for compute in program.computes:
         cut = _best(compute, around, target, predict) if isinstance(compute, Reduce) else None
         if cut is None and isinstance(compute, Reduce) and _runs_on_matrices(compute, target):
-            cut = _best_product(compute, program, target, predict, products)
+            cut = _best_product(compute, around, target, predict, products)
         if cut is None:
             computes.append(compute)
             continue
@@ -118,14 +119,14 @@ def _best(reduce: Reduce, around: _Around, target: Target, predict: Predict) -> 
     if results >= few:
         return None
     axis = _outermost(reduce)
-    best, limit = None, _WORTH * predict(_alone((*feeding, reduce), program))
+    best, limit = None, _WORTH * predict(alone((*feeding, reduce), program))
     for times in _PARTS:
         parts = max(2, times * target.units // (results if not feeding else 1))
         if parts > _extent(axis) or length // parts < _LEAST_LENGTH // 32:
             break
         for size in _sizes(_extent(axis), parts):
             split = Split(reduce, axis, size)
-            seconds = predict(_alone((*feeding, *split.computes(set())), program))
+            seconds = predict(alone((*feeding, *split.computes(set())), program))
             if seconds < limit:
                 best, limit = split, seconds
     return best
@@ -137,9 +138,11 @@ def _runs_on_matrices(reduce: Reduce, target: Target) -> bool:
 
 
 def _best_product(
-    reduce: Reduce, program: Program, target: Target, predict: Predict, known: Known
+    reduce: Reduce, around: _Around, target: Target, predict: Predict, known: Known
 ) -> Split | None:
-    """Parts so that tiles of a good size are as many as units, where the sum can be cut into so many whole steps."""
+    """Parts so that tiles of a good size are as many as units, where the sum can be cut into so many whole steps; none
+    where that takes longer together with what leads to the product, which is not joined with parts of it."""
+    program = around.program
     results = prod(_extent(a) for a in reduce.axes)
     axis = max(reduce.reduce_axes, key=_extent)
     steps = _extent(axis) // _STEP
@@ -153,14 +156,25 @@ def _best_product(
     key = _form(reduce, program)
     if key not in known:
         known[key] = None
-        limit = predict(_alone((reduce,), program))  # combining mostly finds room in a kernel that reads the result
+        limit = predict(alone((reduce,), program))  # combining mostly finds room in a kernel that reads the result
         for parts in tried:
             split = Split(reduce, axis, _extent(axis) // parts, leads=True)
-            seconds = predict(_alone(split.computes(set()), program))
+            seconds = predict(alone(split.computes(set()), program))
             if seconds < limit:
                 known[key], limit = split.size, seconds
     size = known[key]
-    return None if size is None else Split(reduce, axis, size, leads=True)
+    if size is None:
+        return None
+    split = Split(reduce, axis, size, leads=True)
+    leading = leading_to(reduce, program, around.made)
+    if not any(isinstance(c, Reduce) for c in leading[:-1]):
+        return split
+    key = size, outline(leading, program)
+    if key not in known:
+        ways = (split.computes(set()), (reduce,))
+        cut, whole = (predict(alone((*leading[:-1], *last), program)) for last in ways)
+        known[key] = size if cut < whole else None
+    return split if known[key] is not None else None
 
 
 def _form(reduce: Reduce, program: Program) -> Hashable:
@@ -207,15 +221,6 @@ def _outermost(reduce: Reduce) -> Axis:
 
     long = [a for a in reduce.reduce_axes if _extent(a) >= 64]
     return max(long, key=distance) if long else max(reduce.reduce_axes, key=_extent)
-
-
-def _alone(computes: tuple[Compute, ...], program: Program) -> Program:
-    made = {t for c in computes for t in c.outputs}
-    read = dict.fromkeys(t for c in computes for t in reads(c) if t not in made)
-    constants = {t: program.constants[t] for t in read if t in program.constants}
-    inputs = tuple(t for t in read if t not in constants)
-    layouts = {t: program.layouts[t] for t in read if t in program.layouts}
-    return Program(inputs, computes[-1].outputs, computes, constants, layouts)
 
 
 def _extent(axis: Axis) -> int:

@@ -55,7 +55,8 @@ _PREFETCHED_EXPOSED = 0.1  # the same for weights that are asked for while other
 _NEAR_EXPOSED = 0.2  # the same for the caches
 _STEP_ROWS = (1, 2, 4, 8, 16, 32)  # of a root, that a window moves on by
 _MOST_REFUSED = 8  # tiles that windows do not move in, looked at one by one
-_STREAM_STEP = 12.0  # operations to bring one carried value from block to block
+_STREAM_STEP = 12.0  # operations to bring one carried value from block to block, where it follows another
+_CARRIED = 2.0  # the same where it follows none: a load and a store
 _SHARED_COST = 3.0  # times the cost of a kernel of one tile: workers must meet before and after
 _SHARED_STEP, _STEP = 1.0, 0.0  # the same for the steps of a Scan: workers know their tiles, and are there already
 _FOREIGN = 5.0  # times what a line of the outer cache takes: one that another unit has just written
@@ -512,25 +513,29 @@ def _compute_seconds(
     for nest, plan in zip(nests, plans, strict=True):
         box, times = boxes[nest], repeats.get(nest, 1)
         carried = turns if stream is not None and nest in stream.reducers else 0
+        carrying = _STREAM_STEP if stream is not None and nest in stream.factors else _CARRIED
         if context.cached is not None:
-            total = total + _nest_seconds(nest, plan, box, context, times, carried)
+            total = total + _nest_seconds(nest, plan, box, context, times, carried, carrying)
             continue
-        key = kind_of(nest, context), plan.unnamed, sizes[id(box)], size_key(times), size_key(carried)
+        key = kind_of(nest, context), plan.unnamed, sizes[id(box)], size_key(times), size_key(carried), carrying
         found = known.get(key)
         if found is None:
-            found = known[key] = _nest_seconds(nest, plan, box, context, times, carried)
+            found = known[key] = _nest_seconds(nest, plan, box, context, times, carried, carrying)
         total = total + found
     return total
 
 
-def _nest_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext, times: Size, carried: Size) -> Size:
-    """Arithmetic of a nest on its part of a tile, so many times; its results are `carried` on so often."""
+def _nest_seconds(
+    nest: Nest, plan: Leaf, box: Box, context: NestContext, times: Size, carried: Size, carrying: float
+) -> Size:
+    """Arithmetic of a nest on its part of a tile, so many times; its results are `carried` on so often, for so many
+    operations each."""
     rate, wide = context.target.fma_rate, context.target.lanes(4)
     points = context.memo.tiles.boxes.elements(box) * times
     vectors = wide / max(plan.lanes, 1) if plan.vector else wide
     if nest.monoid is not None and not is_contraction(nest):
-        return reduction_seconds(nest, plan, box, context) * times + points * _STREAM_STEP * carried * vectors / rate
-    per_point = epilogue_cost(nest, plan, context) + _STREAM_STEP * carried
+        return reduction_seconds(nest, plan, box, context) * times + points * carrying * carried * vectors / rate
+    per_point = epilogue_cost(nest, plan, context) + carrying * carried
     if nest.monoid is None:
         total = row_starts(nest, plan, box) * times * _ROW_SLOTS * wide / rate
     else:

@@ -39,7 +39,8 @@ def scratch_seconds(
             continue
         size = known.elements(boxes[nest]) * nest.tensor.dtype.bytes
         if carried:
-            read = read + 2 * size * turns
+            follows = stream is not None and nest in stream.factors  # what it was corrected by is read, too
+            read = read + (2 if follows else 1) * size * turns
             written = written + size * turns
         else:
             size = size * repeats[nest] if nest in repeats else size

@@ -53,6 +53,7 @@ _LINE = 16  # elements that fill a cache line
 _WINDOW = 7  # steps along a window that rows share
 _SHORT = 7  # vectors of a short reduction that is written out
 _COUNTS = (1, 2, 3, 4, 6, 8, 12)  # of vectors side by side that a reduction may have
+_MOST_GATHERED = 2  # of them whose lanes are put together one by one: that takes longer than the additions before it
 _FEWER_WORTH = 0.98  # of the time with as many as there may be: less is within the model's error
 _MOST_CHOICES = 24  # between values along a vector, which lanes that are put together one by one repeat
 
@@ -369,11 +370,17 @@ def _register_tile(
         if nest.monoid is not None:
             if vector in nest.axes and len(nest.monoid.left) == 1 and not nest.unswitched:
                 chains = max(chains, context.target.vector_registers // 2)
-            chains = max(1, min(chains, extent // lanes))
+            most = _MOST_GATHERED if _is_gathered(nest, vector, context) else chains
+            chains = max(1, min(chains, most, extent // lanes))
         while chains > 1 and chains * lanes > extent:
             chains //= 2
         return {vector: lanes * chains}, ()
     raise InternalError(f"{nest.tensor.name}: a contraction has tiles of its own")
+
+
+def _is_gathered(nest: Nest, vector: Axis, context: NestContext) -> bool:
+    """Whether a vector's lanes are no neighbours, nor every other element, of what it reads."""
+    return any(stride(node, vector, context) not in (0, 1, 2) for node in nest.sample)
 
 
 def _side_by_side(nest: Nest, vector: Axis, plan: Leaf, context: NestContext) -> dict[Axis, int]:

@@ -107,15 +107,17 @@ class WindowEnds:
         step, each = found.terms.get(var(row), 0), found.terms.get(var(copied), 0)
         counted, whole = 0, 0
         for size, starts in self.starts(row):
-            rows, shared = np.arange(size) * step, np.zeros(0, dtype=np.int64)
-            alone = 0
+            if not len(starts):
+                continue
+            first, last = int(starts.min()) * step, (int(starts.max()) + size - 1) * step
+            alone, shared = 0, set[int]()
             for copy in range(extent_of(copied.extent)):
-                at = (starts[:, None] + np.arange(size)) * step + copy * each + found.constant
-                if len(starts) and (at.min() < 0 or at.max() >= extent):
+                at = found.constant + copy * each
+                if at + min(first, last) < 0 or at + max(first, last) >= extent:
                     alone += size + len(shared)
-                    shared = np.zeros(0, dtype=np.int64)
+                    shared = set()
                 else:
-                    shared = np.union1d(shared, rows + copy * each)
+                    shared.update(place * step + copy * each for place in range(size))
             counted += (alone + len(shared)) * len(starts)
             whole += size * extent_of(copied.extent) * len(starts)
         return counted / max(1, whole)

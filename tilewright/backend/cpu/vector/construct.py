@@ -12,6 +12,7 @@ from math import prod
 
 import numpy as np
 
+from tilewright.backend.cpu.leaf.busy import EVERY_OTHER
 from tilewright.backend.cpu.vector.contraction_facts import ContractionFacts, Form, Operand, overlap
 from tilewright.backend.cpu.vector.micro import blocks_along, core_seconds, dot_seconds, moving_seconds
 from tilewright.ir.forms.expr import Axis, axes_of
@@ -22,6 +23,7 @@ from tilewright.tile_graph.algebra.runs import reach
 _MOST_ROWS = 14
 _MOST_VECTORS = 8
 _WIDE = 16  # the same where rows have nothing in common
+_WIDE_GATHERED = 2  # the same where lanes are put together one by one: that takes longer than the sums before it
 _PASSES = (256, 512, 1024)  # elements of a long reduction in one pass
 _VECTORS_AT_ONCE = 2
 _LONG = 2  # times the first cache: operands of a register tile beyond that may be worth passes
@@ -89,7 +91,7 @@ def _forms(facts: ContractionFacts) -> list[tuple[int, int, bool, int]]:
     is_wide = _is_wide(facts)
     most_vectors = _MOST_VECTORS
     if is_wide:
-        most_vectors, height = _WIDE, 1
+        most_vectors, height = _WIDE_GATHERED if any(o.gathered > EVERY_OTHER for o in facts.operands) else _WIDE, 1
     orders = (True, False) if facts.row is not None and height > 1 else (True,)
     shared = _shares_taps(facts)
     kept = _shares_vectors(facts)

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, log2, prod
 
+from tilewright.backend.gpu.kernel.slots import LOAD as _LOAD
+from tilewright.backend.gpu.kernel.slots import slots_of as _slots
 from tilewright.backend.gpu.maps.packets import flat_offset
 from tilewright.backend.gpu.matrix.cost import Fragments, Product, cost_of
-from tilewright.backend.gpu.matrix.plan import product_of, runs_of, stored_at_once, ways_of
+from tilewright.backend.gpu.matrix.plan import product_of, runs_of, steps_of, stored_at_once, ways_of
 from tilewright.backend.gpu.threads.contract import GpuContract
 from tilewright.backend.gpu.threads.nest import GpuNest
 from tilewright.backend.gpu.threads.window_plan import is_window, reads_of_turn
@@ -24,16 +26,12 @@ from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.lower.placed import Placed
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.context import NestContext
-from tilewright.tile_graph.algebra.nest import Nest, data_cost, data_ops
+from tilewright.tile_graph.algebra.nest import Nest, data_cost
 from tilewright.tile_graph.algebra.propagate import extent_of
 from tilewright.tile_graph.plan.form import Hold, Tile
 
-# Instructions of a thread for what is no single one, as compilers for CUDA write them.
-_SLOTS = {"exp": 8, "exp2": 4, "log": 12, "tanh": 20, "erf": 25, "sigmoid": 16, "sin": 20, "cos": 20, "pow": 60,
-          "div": 9, "sqrt": 8, "rsqrt": 4, "fmod": 30}  # fmt: skip
 _DIVIDED = 3  # of an index divided by a constant: a product, a shift, a difference
 _DIVIDED_CHAIN = 20.0  # cycles of it, each of them waiting for the one before
-_LOAD = 4.0  # slots of a load: a warp's addresses pass through a quarter of the lanes
 _OWN_CACHE = 1.35  # times the latency of shared memory: of the first cache, which is the same memory
 _UNROLLED = 4  # turns of a loop without branches whose loads compilers bring forward
 _CHAIN = 4.0  # cycles from one instruction of a thread to the next that needs it
@@ -95,7 +93,8 @@ def _on_tensor_cores(placed: Placed, around: Around, warps: Tile, holds: Sequenc
     is_root = nest.tensor is around.nests[-1].tensor
     stored = stored_at_once(nest, leaf, context) if is_root else 1
     ways, runs = ways_of(nest, leaf, around.nests, context), runs_of(nest, leaf, context)
-    product = Product(*sizes, around.blocks, ways, False, runs, stored, data_cost(*nest.values))
+    work, steps = data_cost(*nest.values), steps_of(nest, leaf)
+    product = Product(*sizes, around.blocks, ways, False, runs, stored, work, steps=steps)
     (_, height), (_, width) = warps.sizes
     rows, columns = (a.extent for a in warps.axes)
     stages = max((h.stages for h in holds), default=1)
@@ -274,11 +273,6 @@ class _Threads:
         index = divisions + _divided(*loads(factor.value))
         each = 2 * _LOAD + _slots(factor.value) + _DIVIDED * index
         return trips, each, _DIVIDED_CHAIN * index if _branches(factor.value) else 0.0
-
-
-def _slots(*roots: Expr) -> float:
-    """Instructions of a thread for operations on data."""
-    return sum(_SLOTS.get(n.op.name, 1.0) if n.op.name != "select" else 0.5 for n in data_ops(*roots))
 
 
 def _divided(*nodes: Load) -> int:

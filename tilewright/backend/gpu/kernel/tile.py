@@ -14,10 +14,9 @@ import numpy as np
 
 from tilewright.backend.gpu.kernel.room import block_bytes, own_bytes
 from tilewright.backend.gpu.kernel.shared_arena import ALIGNMENT, whole_lines
-from tilewright.backend.gpu.maps.plan import accesses, fit_lanes, flat_sizes
+from tilewright.backend.gpu.maps.plan import accesses, fit_lanes, flat_sizes, placed_values
 from tilewright.backend.gpu.matrix.plan import NEVER, matrix_costs, matrix_sizes
 from tilewright.backend.gpu.stream.plan import choose_stream
-from tilewright.backend.gpu.threads.nest import chosen_places
 from tilewright.backend.gpu.threads.plan import MOST_THREADS, finished, fit_register, nest_factors, reused
 from tilewright.backend.gpu.threads.window_plan import is_window, reads_of_turn
 from tilewright.backend.protocol import Choice
@@ -42,6 +41,7 @@ from tilewright.tile_graph.plan.form import Leaf
 from tilewright.tile_graph.traffic.moving import accessed, compulsory, footprint, looked_up, transactions
 
 _MOST_CANDIDATES = 2000
+_LINE = 128  # bytes that the first cache hands over at a time
 _LOAD_SLOTS = 4  # a load of a warp takes as long to issue as four multiply-adds
 _STAGE_SLOTS = 6  # loading, placing and storing one operand element in shared memory
 _COMPUTED_SLOTS = 40  # the same where it is computed, or behind a condition: its place is taken apart by divisions
@@ -105,7 +105,7 @@ def choose_gpu_tile(
             ring = np.maximum(ring, products[nest].ring)
             continue
         rounds = -(-positions // threads)
-        slots, wait = _step_cost(nest, plan, tiles_of[nest], lanes_of[nest], target)
+        slots, wait = _step_cost(nest, plan, tiles_of[nest], lanes_of[nest], boxes[nest], target)
         busy = np.minimum(rounds * threads, -(-positions // 32) * 32)
         repeats = trips[nest] if stream and nest in stream.wide else 1
         issue = issue + (busy * slots + rounds * _staging(nest, boxes[nest])) / lanes * repeats
@@ -281,7 +281,9 @@ def _global_step(target: Target) -> float:
     return _GLOBAL_STEP * target.tile_level.latency * target.clock
 
 
-def _step_cost(nest: Nest, plan: Leaf, register: Mapping[Axis, Size], lanes: Size, target: Target) -> tuple[Size, Size]:
+def _step_cost(
+    nest: Nest, plan: Leaf, register: Mapping[Axis, Size], lanes: Size, box: Box, target: Target
+) -> tuple[Size, Size]:
     """(issue slots, cycles of latency) of one thread for one position."""
     far, near = _global_step(target), _SHARED_STEP * target.tile_level.latency * target.clock
     outputs: Size = 1
@@ -305,7 +307,7 @@ def _step_cost(nest: Nest, plan: Leaf, register: Mapping[Axis, Size], lanes: Siz
         # one warp alone issues a load as fast as anything; the slots count when all four schedulers load at once
         return steps * slots + epilogue, steps * np.maximum(near, outputs + fragments) + epilogue
     if is_window(plan, nest):
-        return _window_cost(nest, plan, register, lanes, target)
+        return _window_cost(nest, plan, register, lanes, box, target)
     fetching = sum(_LOAD_SLOTS * max(1, plan.lanes * n.dtype.bytes // ROW_BYTES) for n in nest.element_loads)
     slots = outputs * (fetching + plan.lanes * (elements + data_cost(*nest.monoid.combine)))
     steps = steps / plan.lanes
@@ -316,10 +318,12 @@ def _step_cost(nest: Nest, plan: Leaf, register: Mapping[Axis, Size], lanes: Siz
 
 
 def _window_cost(
-    nest: Nest, plan: Leaf, register: Mapping[Axis, Size], lanes: Size, target: Target
+    nest: Nest, plan: Leaf, register: Mapping[Axis, Size], lanes: Size, box: Box, target: Target
 ) -> tuple[Size, Size]:
     """The same where a thread keeps packets of neighbouring outputs: it reads once what several of them share."""
-    assert nest.monoid is not None
+    assert nest.monoid is not None and plan.vector is not None
+    vector = nest.named(plan.vector)
+    across = box[nest.axes.index(vector)].size
     outputs: Size = 1
     for n in register.values():
         outputs = outputs * n
@@ -328,7 +332,10 @@ def _window_cost(
     fetching: Size = 0
     for node in nest.element_loads:
         packets = np.maximum(1, lanes * node.dtype.bytes // ROW_BYTES)
-        fetching = fetching + packets * reads_of_turn(node, nest, plan, register)
+        # threads of a warp touch as many lines as a box has too little of each: they pass one by one
+        moves = any(a in node.axes for a in nest.axes if a is not vector)
+        lines = _LINE / np.minimum(_LINE, across * node.dtype.bytes) if moves else 1
+        fetching = fetching + packets * lines * reads_of_turn(node, nest, plan, register)
     each = _operations(target, *nest.elements) + data_cost(*nest.monoid.combine)
     slots = _LOAD_SLOTS * fetching + taps * outputs * lanes * each
     moved = _LOAD_SLOTS * (len(nest.stores) + len(nest.value_loads))
@@ -338,7 +345,7 @@ def _window_cost(
 
 def _branches(nest: Nest) -> bool:
     """Whether conditions choose between loads."""
-    chosen = [n for n in walk(*map(chosen_places, nest.elements)) if is_op(n, "select")]
+    chosen = [n for n in walk(*placed_values(nest.elements)) if is_op(n, "select")]
     return any(all(map(loads, node.args[1:])) for node in chosen)
 
 

@@ -15,6 +15,7 @@ from tilewright.backend.gpu.matrix.plan import (
     matrix_sizes,
     product_of,
     runs_of,
+    steps_of,
     stored_at_once,
     ways_of,
 )
@@ -154,7 +155,7 @@ class GpuVariants:
         work = Product(
             *product_of(nest, leaf, part.boxes[nest], {}), part.blocks, ways_of(nest, leaf, self.nests, context),
             comes_from_far(context), runs_of(nest, leaf, context), stored_at_once(nest, leaf, context),
-            data_cost(*nest.values),
+            data_cost(*nest.values), steps=steps_of(nest, leaf),
         )  # fmt: skip
         ways = ranked(context.target, leaf.instruction or "", work)
         for way, seconds in ways[1:_WAYS]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from math import prod
 
 import numpy as np
 
-from tilewright.backend.gpu.maps.packets import certain_loads, packet_width
+from tilewright.backend.gpu.maps.packets import certain_loads, chosen_places, packet_width
 from tilewright.intrinsics.gpu_matrix import ROW_BYTES
 from tilewright.ir.analysis.simplify import Linear, linear, simplify
 from tilewright.ir.forms.bounds import static
-from tilewright.ir.forms.expr import Axis, Expr, Load, Var, axes_of, load, substitute, var
+from tilewright.ir.forms.expr import Axis, Expr, Load, Var, axes_of, load, loads, substitute, var
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.context import NestContext, offset_of
 from tilewright.tile_graph.algebra.nest import Nest
@@ -47,6 +48,12 @@ def with_packets(leaf: Leaf, nest: Nest, context: NestContext) -> Leaf:
     return replace(leaf, lanes=lanes, at_once=max(1, most))
 
 
+@lru_cache(maxsize=1 << 12)
+def placed_values(values: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """Values as kernels compute them, with conditions that choose where one tensor is read."""
+    return tuple(map(chosen_places, values))
+
+
 def busy_threads(target: Target) -> int:
     """Of the whole device: with fewer packets are made smaller."""
     return target.units * target.schedulers * target.warp
@@ -55,7 +62,7 @@ def busy_threads(target: Target) -> int:
 def _lanes_of_reduction(nest: Nest, axis: Axis, split: int, context: NestContext) -> int:
     """Neighbours of a reduction that a thread takes at a time, where all threads have something to do."""
     length = prod(extent_of(a.extent) for a in nest.reduce_axes)
-    certain = certain_loads(*nest.elements)
+    certain = certain_loads(*placed_values(nest.elements))
     widths = [n.dtype.bytes for n in certain if axis in axes_of(*n.indices)]
     lanes = min(_MOST_SUMMED, ROW_BYTES // max(widths, default=1))
     while lanes > 1:
@@ -69,7 +76,8 @@ def _lanes_of_reduction(nest: Nest, axis: Axis, split: int, context: NestContext
 def _lanes(nest: Nest, axis: Axis, context: NestContext) -> int:
     points = prod(extent_of(a.extent) for a in nest.axes)
     stores = stores_of(nest)
-    certain = set(certain_loads(*nest.values))
+    values = placed_values(nest.values)
+    certain = set(certain_loads(*values))
     widths = [n.dtype.bytes for n in (*stores, *certain) if axis in axes_of(*n.indices)]
     # one packet of the widest: of two, neighbouring threads would touch each half of a line, or of the banks
     lanes = ROW_BYTES // max(widths)
@@ -77,7 +85,7 @@ def _lanes(nest: Nest, axis: Axis, context: NestContext) -> int:
         enough = points >= lanes * busy_threads(context.target) and extent_of(axis.extent) >= lanes
         if enough and all(in_packets_along(n, axis, lanes, context) for n in stores):
             beside, apart = sum(n.dtype.bytes for n in stores), 0
-            for node in nest.value_loads:
+            for node in loads(*values):
                 if node in certain and in_packets_along(node, axis, lanes, context):
                     beside += node.dtype.bytes
                 elif axis in axes_of(*node.indices):
@@ -91,7 +99,9 @@ def _lanes(nest: Nest, axis: Axis, context: NestContext) -> int:
 def _flat_lanes(leaf: Leaf, nest: Nest, context: NestContext) -> int:
     """Lanes of packets that run on over the ends of rows: where all that is read and stored lies the same way, row
     behind row, and is as wide."""
-    nodes = (*stores_of(nest), *nest.value_loads)
+    values = placed_values(nest.values)
+    read = loads(*values)
+    nodes = (*stores_of(nest), *read)
     order = tuple(nest.axis_names()[a] for a in nest.axes)
     offset = Linear({}, 0)
     for axis in nest.axes:
@@ -99,7 +109,7 @@ def _flat_lanes(leaf: Leaf, nest: Nest, context: NestContext) -> int:
     if (
         leaf.order != order
         or len({n.dtype.bytes for n in nodes}) != 1
-        or set(nest.value_loads) != set(certain_loads(*nest.values))
+        or set(read) != set(certain_loads(*values))
     ):
         return 1
     if any(offset_of(n.source, context.layout(n.source), n.indices) != offset for n in nodes):
@@ -155,10 +165,10 @@ def in_packets_along(node: Load, axis: Axis, lanes: int, context: NestContext) -
 def accesses(nest: Nest, leaf: Leaf, lanes: Size) -> Size:
     """Instructions that move what a packet of a map reads and writes."""
     if leaf.vector is None or leaf.lanes == 1:
-        return len(nest.stores) + len(nest.value_loads)
+        return len(nest.stores) + len(loads(*placed_values(nest.values)))
     axis = nest.named(leaf.vector)
     total: Size = 0
-    for node in (*stores_of(nest), *nest.value_loads):
+    for node in (*stores_of(nest), *loads(*placed_values(nest.values))):
         moves = axis in axes_of(*node.indices)
         total = total + (np.maximum(1, lanes * node.dtype.bytes // ROW_BYTES) if moves else 1)
     return total

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewright.ir.forms import dtypes
-from tilewright.ir.forms.expr import Axis, Const, Expr, Load, axes_of, const, is_op, walk
+from tilewright.ir.forms.expr import Axis, Const, Expr, Load, axes_of, cast, const, is_op, loads, var, walk
+from tilewright.tile_graph.algebra.propagate import extent_of
 
 UNPACK, UNPACKED = "unpack8", 8  # the instruction, and elements that it takes
+PLACES = 16  # of the sum whose codes of 4 bits lie in eight bytes, lower halves first
+_COPIES = (4, 8, 16)  # bytes that are copied at a time, without a thread waiting for them
+PARTS = (64, 128, 256)  # places of the sum that products of packed weights may take at a time
 _LARGEST_ZERO = 512
 
 
@@ -18,6 +23,41 @@ class Unpacking:
     whole: Expr
     byte: Load
     scalars: tuple[Expr, Expr, Expr, Expr]  # shift, mask, zero, scale
+
+
+@dataclass(frozen=True)
+class Packed:
+    """An operand half((code - zero) · scale) with codes of 4 bits, whose parameters change every `block` places."""
+
+    codes: Load
+    zero: Expr
+    scale: Expr
+    block: int
+    blocks: int
+
+    def parts(self) -> tuple[int, ...]:
+        """Places of the sum, none being left over, of which all parameters can be copied, a column at a time."""
+        sizes = [n.dtype.bytes for n in loads(self.zero, self.scale)]
+        return tuple(p for p in PARTS if self.block * self.blocks % p == 0
+                     and all(p // self.block * size in _COPIES for size in sizes))  # fmt: skip
+
+
+def packed_side(value: Expr, reduction: Sequence[Axis]) -> Packed | None:
+    """An operand of a product as codes that are walked block by block, in sixteens, halves and eights."""
+    if len(reduction) != 4:
+        return None
+    blocks, sixteen, half, near = reduction
+    found = _unpacking(value, near)
+    if found is None or half.extent != 2 or near.extent != UNPACKED or found.byte.indices[-1] is not var(near):
+        return None
+    shift, mask, zero, scale = found.scalars
+    if not isinstance(mask, Const) or mask.value != 15 or shift is not cast(var(half) * 4, dtypes.int32):
+        return None
+    every = all(blocks in axes_of(*n.indices) for n in loads(zero, scale))
+    if not every or {sixteen, half} & set(axes_of(zero, scale)):
+        return None
+    made = Packed(found.byte, zero, scale, PLACES * extent_of(sixteen.extent), extent_of(blocks.extent))
+    return made if made.parts() else None
 
 
 def unpackings(value: Expr, lane: Axis) -> list[Unpacking]:

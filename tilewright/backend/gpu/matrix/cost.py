@@ -46,15 +46,18 @@ _MET_LINES = 1.9  # times the rate of the L2: lines that several multiprocessors
 _PADDED_SLOWER = 1.5  # times the time of fragments and copies in lines that are padded
 _OVERLAP = 2.7  # units at work together take the mean of this power: 1 in turn, infinity all at once
 _THROUGH_SHARED = 4.0  # times the time to write the sums into shared memory, for their way out
-COPIED_AS_IT_LIES, COMPUTED, BY_ELEMENT = range(3)  # how operands come to shared memory
-_WAY_SLOTS = (0, 20, 40)  # issue slots of an element, one thread
-_WAY_CYCLES = (0, 40, 80)  # and cycles until the thread has it there
+# how operands come to shared memory, and codes of 4 bits, which are unpacked on their way to the registers
+COPIED_AS_IT_LIES, COMPUTED, BY_ELEMENT, UNPACKED = range(4)
+_WAY_SLOTS = (0, 20, 40, 4)  # issue slots of an element, one thread
+_WAY_CYCLES = (0, 40, 80, 0)  # and cycles until the thread has it there
+_PACKED = 0.42  # of the bytes of 16-bit elements that such codes take, with scales and what their lines are padded by
 _STORED = 5  # issue slots of an element of the result, one thread
 # Cycles between instructions of a warp that has its scheduler to itself, each of which waits for the one before. Of 280
 # plans of 12 products with epilogues, the chosen ones took 1.16 times as long as the best with 1, and 1.02 with 3.
 _ALONE = 3.0
 _TALL = 1.002
 _REGISTERS_TAKEN = 60  # beside fragments, where the assembler has room
+_MOST_COLUMNS = 128  # of sums that are added to others, beside which those of 256 still fit the registers
 _REGISTERS_IN_GROUPS = 44  # beside sums, where operands stay in shared memory
 # fitted on 289 plans of 17 products in groups, 8% off in the median: tensor cores that read by themselves wait for less
 _OVERLAP_IN_GROUPS, _PART_IN_GROUPS = 4.0, 5
@@ -107,6 +110,7 @@ class Product:
     stored: int = 1
     work: int = 0
     anew: int = 0
+    steps: tuple[int, ...] = ()  # of the sum that a part may have, where not any
 
 
 Way = tuple[Fragments, MatrixCost]
@@ -173,12 +177,14 @@ def _ways(
 ) -> tuple[_Tried, Numbers, tuple[Numbers, Numbers, Numbers, Numbers]] | None:
     """All ways, their seconds, and what else is known of them; None where there is none."""
     form = FORMS[instruction]
-    if form.along_sum and not all(product.runs):
+    if (form.along_sum and not all(product.runs)) or (form.warps > 1 and UNPACKED in product.ways):
         return None
     near, far = (min(n, MOST_BLOCK) for n in (product.rows, product.columns))
     twice = product.anew > 0
     shapes = _group_shapes(form, near, far, warps, twice, target) if form.warps > 1 else (
-        _shapes(form, near, far, warps, product.stored > 1, twice, target.vector_registers))  # fmt: skip
+        _shapes(form, near, far, warps, product.stored > 1, twice, target.vector_registers, product.steps))  # fmt: skip
+    if twice:  # sums begin anew behind a whole part
+        shapes = shapes[product.anew % shapes[:, 4] == 0]
     if not len(shapes):
         return None
     tried = (_TriedInGroups if form.warps > 1 else _Tried)(target, form, product, shapes)
@@ -191,7 +197,8 @@ def _ways(
 
 @lru_cache(maxsize=1 << 12)
 def _shapes(
-    form: MatrixForm, rows: int, columns: int, warps: int, in_groups: bool, twice: bool, registers: int
+    form: MatrixForm, rows: int, columns: int, warps: int, in_groups: bool, twice: bool, registers: int,
+    steps: tuple[int, ...] = (),
 ) -> Numbers:
     """Rows and columns of a block, of a warp, the step and the groups of every way; sums are kept `twice` where some
     are added to others."""
@@ -205,7 +212,7 @@ def _shapes(
                 height, width = ceil(rows / (16 * down)) * 16, ceil(columns / (16 * across)) * 16
                 if _kept(height, width, twice) + _REGISTERS_TAKEN > registers:
                     continue
-                for step in (size // form.operand.bytes for size in _STEP_BYTES):
+                for step in steps or [size // form.operand.bytes for size in _STEP_BYTES]:
                     if step // (form.depth * groups) >= _LEAST_STEPS:
                         found.append((height * down, width * across, height, width, step, groups))
     return np.array(found, dtype=np.int64).reshape(-1, 6)
@@ -216,13 +223,25 @@ def _group_shapes(form: MatrixForm, rows: int, columns: int, warps: int, twice: 
     """The same where four warps have 64 rows and all columns, in lines of whole pieces."""
     height, width = ceil(rows / 64) * 64, ceil(columns / 64) * 64
     count = height // form.c.rows
-    registers = width // 2 * (2 if twice else 1) + _REGISTERS_IN_GROUPS
+    registers = _kept_by_group(width, form, twice) + _REGISTERS_IN_GROUPS
     if (warps and count != warps) or 32 * count * registers > target.register_file or (
         registers > target.vector_registers
     ):
         return np.zeros((0, 6), np.int64)
     piece = 128 // form.operand.bytes
     return np.array([(height, width, form.c.rows, width, step, 1) for step in (2 * piece, piece)], np.int64)
+
+
+def _kept_by_group(width: Size, form: MatrixForm, twice: bool) -> Size:
+    """Registers of the sums of four warps, and of those that are added to them: of all columns, or, where bytes begin
+    anew with every part, of some at a time."""
+    own = columns_at_a_time(width) if form.operand.bytes == 1 else width
+    return width // 2 + (own // 2 if twice else 0)
+
+
+def columns_at_a_time(columns: Size) -> Size:
+    """Columns of a part's own sums, where each part has some: a half of many."""
+    return columns // (1 + (columns > _MOST_COLUMNS))
 
 
 def _kept(height: Size, width: Size, twice: bool) -> Size:
@@ -267,14 +286,16 @@ class _Tried:
         assert rate is not None
         tensor = self.rows * self.columns * self.step / (rate / target.clock)
         slower = [np.where(padded, _PADDED_SLOWER, 1.0) for padded in self.padded]
-        through = self.rows * (self.read_rows + 1) * slower[0] + self.columns * (self.read_columns + 1) * slower[1]
+        less = [_PACKED if way == UNPACKED else 1.0 for way in self.product.ways]
+        through = self.rows * (self.read_rows + 1) * slower[0] * less[0] + (
+            self.columns * (self.read_columns + 1) * slower[1] * less[1])  # fmt: skip
         near = target.tile_level.bandwidth / target.clock
         # lines that a run begins or ends inside are fetched by both neighbours
         moved: Size = 0.0
-        for size, along_sum in zip((self.rows, self.columns), self.product.runs, strict=True):
+        for size, along_sum, share in zip((self.rows, self.columns), self.product.runs, less, strict=True):
             run = size * width
             whole = (run % _LINE == 0) | (_LINE % run == 0)
-            moved = moved + size * (1.0 if along_sum else np.where(whole, 1.0, _CUT_LINES))
+            moved = moved + size * share * (1.0 if along_sum else np.where(whole, 1.0, _CUT_LINES))
         active = max(1, min(self.product.blocks, target.units))
         beyond = _MET_LINES * (target.outer or target.main).bandwidth / target.clock * target.units / active
         return tensor, width * self.step * through / near, width * self.step * moved / beyond
@@ -288,8 +309,9 @@ class _Tried:
     def _staged(self, room: int, reach: float, part: Numbers) -> tuple[Numbers, Numbers]:
         """As many stages as cover the latency, where there is room for them: blocks alone have the room. And shared
         memory of the operands and, one after the other, of the sums on their way out."""
-        each = sum(stage_bytes(size, self.step, self.form, padded)
-                   for size, padded in zip((self.rows, self.columns), self.padded, strict=True))  # fmt: skip
+        each = sum(stage_bytes(size, self.step, self.form, padded) * (_PACKED if way == UNPACKED else 1)
+                   for size, padded, way in zip((self.rows, self.columns), self.padded, self.product.ways,
+                                                strict=True)).astype(np.int64)  # fmt: skip
         covering = self.behind + np.ceil(reach / np.maximum(self.least, part)).astype(np.int64)
         crowded = self.product.blocks > self.target.units
         later = self.behind - 1
@@ -355,7 +377,7 @@ class _TriedInGroups(_Tried):
         self.read_rows, self.read_columns = np.ones_like(self.rows), self.rows // 64
         self.least, self.behind, self.most, self.long_turn = _SYNC, 2, _MOST_STAGES + 2, np.inf
         self.overlap, self.part = _OVERLAP_IN_GROUPS, _PART_IN_GROUPS
-        sums = self.width // 2 * (2 if self.product.anew else 1)
+        sums = _kept_by_group(self.width, self.form, self.product.anew > 0)
         self.registers = np.minimum(self.target.vector_registers, sums + _REGISTERS_IN_GROUPS)
 
 

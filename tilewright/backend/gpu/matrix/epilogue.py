@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Protocol
 
 from tilewright.backend.gpu.maps.packets import (
@@ -19,12 +20,12 @@ from tilewright.backend.gpu.threads.pipeline import sync
 from tilewright.intrinsics.gpu_matrix import MatrixForm
 from tilewright.ir.analysis.simplify import linear, simplify
 from tilewright.ir.forms.compute import Monoid
-from tilewright.ir.forms.expr import Axis, Expr, axes_of, const, load, lt, replace_nodes, substitute, var
+from tilewright.ir.forms.expr import Axis, Expr, Load, axes_of, const, load, lt, replace_nodes, substitute, var
 from tilewright.ir.forms.loops import PREFETCH, Buffer, For, ForKind, Instruction, Memory, Operand, Stmt, Store
 from tilewright.lower.nesting import alloc, serial, unrolled
 from tilewright.tile_graph.algebra.propagate import extent_of
 
-_TRIPS_AT_ONCE = 4  # of the epilogue, one behind the other in the text
+_TRIPS_AT_ONCE, _MOST_AT_ONCE = 4, 8  # of the epilogue, one behind the other in the text
 _LINE = 128  # bytes that are brought at a time
 SUMS_PAD = 8  # elements: four lines of pairs of a tile of sums lie in banks of their own
 
@@ -157,8 +158,7 @@ class MatrixEpilogue:
         packets = block.block_columns // size
         count = block.block_rows * packets
         trips = -(-count // base.threads)
-        # some trips one behind the other in the text: what they read is then under way together
-        at_once = next(n for n in range(_TRIPS_AT_ONCE, 0, -1) if trips % n == 0)
+        at_once = self._trips_at_once(trips)
         loops = [Axis("trip", trips // at_once), Axis("next", at_once)]
         trip = sum((var(a) * n for a, n in zip(loops, (at_once, 1), strict=True) if a.extent != 1), const(0))
         flat = simplify(var(base.thread) + trip * base.threads)
@@ -170,22 +170,44 @@ class MatrixEpilogue:
         whole = [simplify(substitute(x, {lane: const(0)})) for x in (*valid, *inside, *limits)]
         index = (const(0), row, simplify(packet * size + var(lane)))
         spot = Spot(env, (), (), (lane,), {})
+
+        def stays(read: Load) -> bool:
+            """Whether a thread reads the same in all trips, the columns being inside: it is read once for all."""
+            return read.source.memory is Memory.GLOBAL and not limits and not set(loops) & set(axes_of(*read.indices))
+
+        before: list[Stmt] = []
+        held: list[Buffer] = []
+        read: list[Stmt] = []
         body: list[Stmt] = []
+        registers: list[Buffer] = []
+        turn = loops[1] if at_once > 1 else None
         for store in base.stores(spot, self._of_all_groups(monoid, tile, index)):
-            value, fetched, kept = in_registers(base.names, simplify(store.value), lane)
+            value, first, constant = in_registers(base.names, simplify(store.value), lane, which=stays)
+            before.extend(first)
+            held.extend(constant)
+            value, fetched, kept = in_registers(base.names, value, lane, turn)
+            read.extend(fetched)
+            registers.extend(kept)
             out = packets_of(base.names.fresh("out"), lane, store.value.dtype)
-            inner = (*fetched, For(lane, ForKind.UNROLL, (Store(out, packet_place(out, lane), value),)))
-            moved = in_packets(store.buffer, store.indices, out, lane, is_load=False)
-            body.extend(alloc([*kept, out], (*inner, *moved)))
+            inner = For(lane, ForKind.UNROLL, (Store(out, packet_place(out, lane), value),))
+            body.extend(alloc([out], (inner, *in_packets(store.buffer, store.indices, out, lane, is_load=False))))
         guards = [*whole, *([lt(flat, count)] if count % base.threads else [])]
-        stored = guarded(guards, tuple(body))
+        # all that the trips read is under way before the first of them waits for its own, whatever conditions they have
+        phases = [(*read, *body)] if turn is None else [tuple(read), tuple(body)]
+        turns = [s for phase in phases if phase for s in unrolled([loops[1]] if turn else [], guarded(guards, phase))]
         end = (sync(),) if reused else ()
-        return (
-            *self._put_down(total, tile),
-            sync(),
-            *serial([loops[0]] if trips > at_once else [], unrolled([loops[1]] if at_once > 1 else [], stored)),
-            *end,
-        )
+        walked = serial([loops[0]] if trips > at_once else [], alloc(registers, turns))
+        return (*self._put_down(total, tile), sync(), *alloc(held, (*before, *walked)), *end)
+
+    def _trips_at_once(self, trips: int) -> int:
+        """Trips that read together, all written out: as many as registers of the sums, which are free again, have room
+        for what each reads and makes, and there is a whole number of such turns."""
+        block, size = self.block, self.block.base.plan.lanes
+        sums = prod(block.fragments) * block.form.c.elements
+        read = sum(n.dtype.bytes for n in block.base.nest.value_loads if n.source not in block.base.nest.accumulated)
+        room = max(1, sums // max(1, size * (2 + read // 4)))
+        most = min(_MOST_AT_ONCE, max(_TRIPS_AT_ONCE, room))
+        return next(n for n in range(most, 0, -1) if trips % n == 0)
 
     def _of_all_groups(self, monoid: Monoid, tile: Buffer, index: tuple[Expr, ...]) -> dict[Expr, Expr]:
         """What the epilogue reads in place of the sum: the sums of the groups of warps, in order."""

@@ -10,15 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tilewright.backend.gpu.maps.unpack import packed_side
+from tilewright.backend.gpu.matrix.cost import columns_at_a_time
 from tilewright.backend.gpu.matrix.lower import MatrixContract, Ring
+from tilewright.backend.gpu.matrix.packed import PackedContract
 from tilewright.backend.gpu.matrix.sides import Side, sides_of
-from tilewright.backend.gpu.threads.nest import GpuNest
+from tilewright.backend.gpu.threads.nest import GpuNest, Spot
 from tilewright.backend.gpu.threads.pipeline import Copies, Gathered, in_groups
 from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu_matrix import FORMS, ROW_BYTES, with_kept_rows
 from tilewright.ir.analysis.simplify import simplify
-from tilewright.ir.forms.expr import Expr, const, op
-from tilewright.ir.forms.loops import Buffer, Instruction, Memory, Operand, Stmt
+from tilewright.ir.forms.expr import Axis, Expr, const, load, op, var
+from tilewright.ir.forms.loops import Buffer, Instruction, Memory, Operand, Stmt, Store
+from tilewright.lower.nesting import alloc, unrolled
 from tilewright.tile_graph.plan.form import Hold, Tile
 
 LINE = 8  # packets of a line
@@ -55,20 +59,50 @@ class GroupContract(MatrixContract):
         depth = self.step // self.form.depth
         sums = _whole(total), self.block_columns // 2
 
-        def multiply(slot: Expr) -> list[Stmt]:
-            return [self.product(total, slot, step) for step in range(depth)]
+        def multiply(slot: Expr) -> list[list[Stmt]]:
+            return [[self.product(total, slot, step) for step in range(depth)]]
 
         stages, rolled = self.ring(0).hold.stages, self.base.plan.rolled
         return tuple(in_groups("part", parts, stages, copies, multiply, sums, reused, rolled, gathered))
 
-    def product(self, total: Buffer, slot: Expr, step: int, goes_on: bool = True) -> Stmt:
-        """A step of a part, both operands in shared memory; sums go on or begin with it."""
+    def _gathering(self, total: Buffer, spot: Spot, parts: int, copies: Copies, reused: bool) -> tuple[Stmt, ...]:
+        """Where every part has sums of its own, some columns of it at a time: their registers are used again."""
+        if self.base.plan.anew != self.step:
+            return super()._gathering(total, spot, parts, copies, reused)
+        columns = columns_at_a_time(self.block_columns)
+        fragments = columns // self.form.c.columns
+        shape = (1, fragments, self.form.c.elements)
+        own = Buffer(self.base.names.fresh("part_sums"), shape, total.dtype, total.memory)
+        depth = self.step // self.form.depth
+        starts = range(0, self.block_columns, columns)
+        near, e = Axis("j", fragments), Axis("e", self.form.c.elements)
+
+        def multiply(slot: Expr) -> list[list[Stmt]]:
+            return [[self.product(own, slot, step, step > 0, (start, columns)) for step in range(depth)]
+                    for start in starts]  # fmt: skip
+
+        def added(start: int) -> tuple[Stmt, ...]:
+            place = (const(0), simplify(var(near) + start // self.form.c.columns), var(e))
+            more = load(own, (const(0), var(near), var(e)))
+            return unrolled([near, e], (Store(total, place, load(total, place) + more),))
+
+        gathered = Gathered(1, [added(start) for start in starts])
+        stages, rolled = self.ring(0).hold.stages, self.base.plan.rolled
+        sums = _whole(own), columns // 2
+        return alloc([own], in_groups("part", parts, stages, copies, multiply, sums, reused, rolled, gathered))
+
+    def product(
+        self, total: Buffer, slot: Expr, step: int, goes_on: bool = True, columns: tuple[int, int] | None = None
+    ) -> Stmt:
+        """A step of a part, both operands in shared memory; sums go on or begin with it. Of all columns, or of some
+        from one on."""
+        start, count = columns or (0, self.block_columns)
         rows = self.ring(0)
         group = simplify(self.warp // self.form.warps)
         at = slot if rows.hold.stages > 1 else const(0)
         first = Operand(rows.buffer, (at, *self._first(rows, simplify(group * _ROWS), step), const(0)))
-        scalars = (self.block_columns, not rows.along_sum, *self._lines_of_columns(), goes_on)
-        operands = (_whole(total), first, self._columns(slot, step))
+        scalars = (count, not rows.along_sum, *self._lines_of_columns(), goes_on)
+        operands = (_whole(total), first, self._columns(slot, step, start))
         return Instruction(self.form.name, operands, tuple(const(int(x)) for x in scalars))
 
     def product_of_kept(self, total: Buffer, rows: Operand, slot: Expr, step: int) -> Stmt:
@@ -77,9 +111,9 @@ class GroupContract(MatrixContract):
         scalars = (self.block_columns, *self._lines_of_columns())
         return Instruction(with_kept_rows(self.form), operands, tuple(const(int(x)) for x in scalars))
 
-    def _columns(self, slot: Expr, step: int) -> Operand:
+    def _columns(self, slot: Expr, step: int, start: int = 0) -> Operand:
         columns = self.ring(1)
-        return Operand(columns.buffer, (slot, *self._first(columns, const(0), step), const(0)))
+        return Operand(columns.buffer, (slot, *self._first(columns, const(start), step), const(0)))
 
     def _lines_of_columns(self) -> tuple[bool, int]:
         """Whether lines run along the columns, and bytes from 64 of them to the next."""
@@ -106,5 +140,8 @@ def contract_of(nest: GpuNest, warps: Tile, holds: Sequence[Hold]) -> MatrixCont
     if sides is None or set(sides.rows.axes) != set(row_axes):
         raise InternalError(f"'{nest.nest.tensor.name}' is no product that {nest.plan.instruction} runs")
     block = (warps.axes[0].extent, warps.axes[1].extent)
-    form = GroupContract if FORMS[nest.plan.instruction or ""].warps > 1 else MatrixContract
+    is_packed = packed_side(sides.columns.value, nest.reduction) is not None
+    form = MatrixContract
+    if FORMS[nest.plan.instruction or ""].warps > 1 or is_packed:
+        form = PackedContract if is_packed else GroupContract
     return form(nest, sides, block, (rows, columns), holds)

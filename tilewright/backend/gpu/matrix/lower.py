@@ -178,7 +178,7 @@ class MatrixContract:
         own = Buffer(self.base.names.fresh("part_sums"), total.shape, total.dtype, total.memory)
         zero = Store(own, spot.index, const(0, own.dtype))
         added = Store(total, spot.index, load(total, spot.index) + load(own, spot.index))
-        gathered = Gathered(self.base.plan.anew // self.step, spot.around((added, zero)))
+        gathered = Gathered(self.base.plan.anew // self.step, [spot.around((added, zero))])
         walked = self.walk(own, parts, copies, reused, gathered)
         rest = spot.around((added,)) if parts % gathered.every else ()
         return alloc([own], (*spot.around((zero,)), *walked, *rest))

@@ -10,11 +10,13 @@ from math import log2, prod, sqrt
 
 import numpy as np
 
+from tilewright.backend.gpu.maps.unpack import Packed, packed_side
 from tilewright.backend.gpu.matrix.cost import (
     BY_ELEMENT,
     COMPUTED,
     COPIED_AS_IT_LIES,
     MOST_BLOCK,
+    UNPACKED,
     Both,
     Fragments,
     MatrixCost,
@@ -30,6 +32,7 @@ from tilewright.backend.gpu.matrix.sides import Side, Sides, sides_of
 from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu_matrix import FORMS, ROW_BYTES
 from tilewright.ir.analysis.terms import TERMS, terms_of
+from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.expr import Axis, Load, axes_of, loads, var, walk
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.context import NestContext, offset_of, stride
@@ -37,8 +40,10 @@ from tilewright.tile_graph.algebra.nest import Nest, data_cost
 from tilewright.tile_graph.algebra.propagate import Box, Range, Size, extent_of
 from tilewright.tile_graph.plan.form import COPIED, Barrier, Bind, Hold, Leaf, Tile, TileAxis
 
+LEAST_PACKED_ROWS = 2  # where columns are unpacked, which is done once for all rows
 LEAST_ROWS = 8  # rows and columns, and _LEAST_SUMMED steps of the sum, below which fragments are mostly empty
 _LEAST_SUMMED = 16
+_ANEW_OF_BYTES = 128  # elements of 8-bit floats
 _LEAST_ANEW, _ANEW_OF_ROOT = 64, 5.0  # elements at least, and times the root of a sum's length
 _MOST_STORED = 8  # columns of a packet on its way out
 _COMPUTED_BESIDE = 4  # elements whose computation takes as many registers as a copy
@@ -55,7 +60,9 @@ def instruction_of(nest: Nest, target: Target) -> str | None:
         return None
     rows, columns = (prod(extent_of(a.extent) for a in side.axes) for side in (sides.rows, sides.columns))
     length = prod(extent_of(a.extent) for a in nest.reduce_axes)
-    return sides.instruction if min(rows, columns) >= LEAST_ROWS and length >= _LEAST_SUMMED else None
+    few = any(packed_side(side.value, nest.reduce_axes) is not None for side in (sides.rows, sides.columns))
+    least = LEAST_PACKED_ROWS if few else LEAST_ROWS
+    return sides.instruction if min(rows, columns) >= least and length >= _LEAST_SUMMED else None
 
 
 def sides_of_leaf(nest: Nest, leaf: Leaf) -> Sides:
@@ -92,7 +99,19 @@ def ways_of(nest: Nest, leaf: Leaf, nests: Sequence[Nest], context: NestContext)
         return COPIED_AS_IT_LIES if copied else COMPUTED
 
     rows, columns = runs_of(nest, leaf, context)
-    return way(sides.rows, rows), way(sides.columns, columns)
+    return way(sides.rows, rows), UNPACKED if packed_columns(nest, leaf) else way(sides.columns, columns)
+
+
+def packed_columns(nest: Nest, leaf: Leaf) -> Packed | None:
+    """The columns' operand of a leaf, where it is unpacked as fragments of 16-bit elements are fetched."""
+    reduction = [nest.named(a) for a in leaf.order if a[0] == "r"]
+    return packed_side(sides_of_leaf(nest, leaf).columns.value, reduction)
+
+
+def steps_of(nest: Nest, leaf: Leaf) -> tuple[int, ...]:
+    """Lengths that parts of the sum may have, where not any."""
+    packed = packed_columns(nest, leaf)
+    return () if packed is None else packed.parts()
 
 
 def runs_of(nest: Nest, leaf: Leaf, context: NestContext) -> Both:
@@ -183,14 +202,19 @@ def _product(
 ) -> Product:  # fmt: skip
     stored = stored_at_once(nest, leaf, context) if nest is nests[-1] else 1
     ways, runs = ways_of(nest, leaf, nests, context), runs_of(nest, leaf, context)
-    return Product(*sizes, blocks, ways, far, runs, stored, data_cost(*nest.values), anew_after(nest))
+    work, anew, steps = data_cost(*nest.values), anew_after(nest), steps_of(nest, leaf)
+    return Product(*sizes, blocks, ways, far, runs, stored, work, anew, steps)
 
 
 def anew_after(nest: Nest) -> int:
     """Elements after which sums of tensor cores begin anew. They cut off what float32 would round at every step: on an
     H200 a sum of 4096 elements is 1e-5 off, by 256 at a time 6e-7, by 128 4e-7, where float32 itself is 1e-6 off. That
     matters where operands are exact, in parts of fewer digits. What float32 rounds grows with the root of the length,
-    and so may this."""
+    and so may this. Of 8-bit floats they keep fewer digits, 13 behind the point of the largest term on Hopper, so that
+    their sums begin anew soon."""
+    sides = sides_of(nest)
+    if sides is not None and FORMS[sides.instruction].operand is dtypes.float8e4m3fn:
+        return _ANEW_OF_BYTES
     if not any(terms_of(axis, nest.element_loads) for axis in nest.reduce_axes):
         return 0
     length = prod(extent_of(a.extent) for a in nest.reduce_axes)
@@ -224,7 +248,7 @@ def is_rolled(
     copies = 0.0
     for size, way in zip((made.rows, made.columns), ways_of(nest, leaf, nests, context), strict=True):
         elements = size * made.step / threads
-        copies += elements / packet if way == COPIED_AS_IT_LIES else elements / _COMPUTED_BESIDE
+        copies += elements / (packet if way in (COPIED_AS_IT_LIES, UNPACKED) else _COMPUTED_BESIDE)
     return written * copies > context.target.written_copies
 
 
@@ -328,16 +352,23 @@ def with_warps(kernel: Tile, nests: Sequence[Nest], chosen: Mapping[str, Fragmen
         )
         form = FORMS[made.instruction]
         holds = tuple(
-            Hold(next(x.source.name for x in walk(side.value) if isinstance(x, Load)), fill=COPIED, stages=made.stages,
-                 layout=layout_for(extent, made.step, form))
-            for side, extent in zip((sides.rows, sides.columns), (made.rows, made.columns), strict=True)
-        )  # fmt: skip
+            Hold(name, fill=COPIED, stages=made.stages, layout=layout_for(extent, made.step, form))
+            for name, extent in zip(_held(nest, node, sides), (made.rows, made.columns), strict=True)
+        )
         warps = Tile(registers, sizes, "warps", (node,), axes=axes)
         return Tile(level, over="order", body=(warps,), holds=holds)
 
     made = changed(kernel, kernel.level)
     assert isinstance(made, Tile)
     return made
+
+
+def _held(nest: Nest, leaf: Leaf, sides: Sides) -> list[str]:
+    """What of both operands lies in shared memory, by name: the first that is read of one, or its codes."""
+    packed = packed_columns(nest, leaf)
+    values = (sides.rows.value, sides.columns.value)
+    first = [next(x.source.name for x in walk(value) if isinstance(x, Load)) for value in values]
+    return first if packed is None else [first[0], packed.codes.source.name]
 
 
 def comes_from_far(context: NestContext) -> bool:

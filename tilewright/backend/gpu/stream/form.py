@@ -12,13 +12,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tilewright.backend.gpu.kernel.slots import LOAD, SLOTS
 from tilewright.backend.gpu.matrix.sides import Sides, sides_of
 from tilewright.backend.gpu.stream.visible import ROW, STREAM, seen_until
+from tilewright.backend.gpu.threads.nest import quick_erf
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.forms import dtypes
-from tilewright.ir.forms.expr import Axis, Expr, Load, Var, loads
+from tilewright.ir.forms.expr import Axis, Const, Expr, Load, Op, Var, loads
 from tilewright.ir.forms.tensor import Tensor
-from tilewright.tile_graph.algebra.nest import Nest, data_cost
+from tilewright.tile_graph.algebra.nest import Nest, data_cost, data_ops, op_cost
 from tilewright.tile_graph.algebra.propagate import extent_of
 from tilewright.tile_graph.algebra.streams import Stream
 from tilewright.tile_graph.plan.form import Leaf
@@ -36,7 +38,10 @@ class RegisterForm:
     products: Mapping[Nest, Sides]  # columns along the streamed axis, or along the columns
     summed: int  # the most that a product with results along the streamed axis sums up
     columns: int
-    work: int  # operations on an element along rows and the streamed axis
+    work: int  # operations on an element along rows and the streamed axis, but for what is counted in `long`
+    long: float  # slots of such an element for functions of many instructions but powers, and for what it reads
+    read: int  # bytes of what such an element reads
+    end: float  # slots of functions and reads of an element along rows and columns
     rows: int  # in all
     until: int | None  # row i sees places of the streamed axis up to i plus this; None: all
     is_apart: bool  # there are products along the streamed axis, and what is summed up by products is read after it
@@ -52,6 +57,7 @@ def register_form(nests: Sequence[Nest], leaves: Sequence[Leaf], stream: Stream)
         return None
     products: dict[Nest, Sides] = {}
     summed, columns, work = 1, 1, 0
+    long, read, end = 0.0, 0, 0.0
     done: set[Tensor] = set()
     for nest, leaf in zip(nests, leaves, strict=True):
         kind = found.kind(nest)
@@ -76,8 +82,15 @@ def register_form(nests: Sequence[Nest], leaves: Sequence[Leaf], stream: Stream)
             return None
         else:
             done.update(nest.stores)
+        values = tuple(map(quick_erf, (*nest.values, *(() if nest in products else nest.elements))))
         if kind == STREAM or nest in stream.reducers:
-            work += data_cost(*nest.values, *(() if nest in products else nest.elements)) + 1
+            work += data_cost(*values) - sum(op_cost(n.op.name) for n in long_functions(*values)) + 1
+        if kind == COLUMN:
+            end += found.slots(nest, values, COLUMN)[0]
+        else:  # what sums of rows become is done once a row
+            each = values if kind == STREAM else () if nest in products else tuple(map(quick_erf, nest.elements))
+            taken, moved = found.slots(nest, each, STREAM)
+            long, read = long + taken, read + moved
     if not any(n in products for n in stream.reducers) or summed > _MOST_SUMMED or columns > _MOST_COLUMNS:
         return None
     inside = {t for n in (*stream.wide, *stream.reducers) for t in n.reads()}
@@ -85,7 +98,15 @@ def register_form(nests: Sequence[Nest], leaves: Sequence[Leaf], stream: Stream)
     is_apart = any(n in products for n in stream.wide) and not read_back
     (row,) = found.own(nests[-1], ROW)
     until = seen_until(nests, stream, found.roles)
-    return RegisterForm(found.roles, products, summed, columns, work, extent_of(row.extent), until, is_apart)
+    return RegisterForm(found.roles, products, summed, columns, work, long, read, end,
+                        extent_of(row.extent), until, is_apart)  # fmt: skip
+
+
+def long_functions(*values: Expr) -> list[Op]:
+    """Functions of many instructions; powers are one where streams take them, and quotients by a number a few."""
+    few = ("exp", "exp2")
+    return [n for n in data_ops(*values) if n.op.name in SLOTS and n.op.name not in few
+            and not (n.op.name == "div" and isinstance(n.args[1], Const))]  # fmt: skip
 
 
 _KEPT = (dtypes.float32, dtypes.float16, dtypes.bfloat16)
@@ -180,6 +201,17 @@ class _Roles:
 
     def own(self, nest: Nest, role: str) -> list[Axis]:
         return [a for a in nest.axes if self.roles.get(a) == role]
+
+    def slots(self, nest: Nest, values: Sequence[Expr], role: str) -> tuple[float, int]:
+        """Instructions of an element for long functions and reads from memory along an axis, and bytes of these: rows
+        share what has none, in the cache and where a lane keeps two. Sums of its own a lane has."""
+        taken, moved = float(sum(SLOTS[n.op.name] for n in long_functions(*values))), 0
+        for node in loads(*values):
+            along = {self.roles.get(a) for a in node.axes}
+            if node.source not in self.inside and node.source not in nest.accumulated and role in along:
+                taken += LOAD if ROW in along else LOAD / 4
+                moved += node.dtype.bytes if ROW in along else 0
+        return taken, moved
 
     def kind(self, nest: Nest) -> str | None:
         """What a nest's results have beside rows: STREAM, COLUMN, or nothing (ROW); None: no rows, or more."""

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import Protocol
 
+from tilewright.backend.gpu.maps.packets import chosen_places
 from tilewright.backend.gpu.matrix.lower import MatrixContract
 from tilewright.backend.gpu.matrix.sides import Sides, sides_of
 from tilewright.backend.gpu.stream.form import COLUMN
 from tilewright.backend.gpu.stream.visible import ROW, STREAM
-from tilewright.backend.gpu.threads.nest import WARP, GpuNest, guarded, known_true_left_out
+from tilewright.backend.gpu.threads.nest import WARP, GpuNest, guarded, known_true_left_out, quick_erf
 from tilewright.backend.gpu.threads.pipeline import commit, sync, wait
 from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu_matrix import FORMS
-from tilewright.ir.analysis.simplify import linear, simplify
+from tilewright.ir.analysis.simplify import Linear, linear, simplify
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.compute import Map, Monoid
 from tilewright.ir.forms.expr import (
@@ -209,8 +211,9 @@ class RegisterStream:
             ranges[axis] = work.limits.get(axis, whole(extent_of(axis.extent)))
         return ranges
 
-    def _env(self, work: Work, spot: Spot) -> tuple[dict[Axis, Expr], dict[str, Expr]]:
-        """Where the axes of a nest are at a spot, and by role when that is inside."""
+    def _env(self, work: Work, spot: Spot, is_read: bool = False) -> tuple[dict[Axis, Expr], dict[str, Expr]]:
+        """Where the axes of a nest are at a spot, and by role when that is inside; for what is read the last place
+        inside stands for those behind it: conditions around reads would be branches, each of which waits for memory."""
         axes = (*(work.along or work.nest.axes), *work.nest.reduce_axes)
         env: dict[Axis, Expr] = {}
         inside: dict[str, Expr] = {}
@@ -219,9 +222,11 @@ class RegisterStream:
             place = const(0) if role is None else spot.places.get(role)
             if place is None:
                 continue
-            env[axis] = simplify(part.low + place)
             if role is not None:
                 inside[role] = simplify(lt(place, part.count))
+                if is_read and known_true_left_out([inside[role]]):
+                    place = minimum(place, part.count - 1)
+            env[axis] = simplify(part.low + place)
         return env, inside
 
     def _read(self, node: Load, spot: Spot) -> Expr | None:
@@ -236,13 +241,11 @@ class RegisterStream:
         return load(buffer, spot.index)
 
     def _value(self, work: Work, value: Expr, spot: Spot) -> Expr:
-        """An expression on what a lane keeps and what memory has; nothing is read outside."""
+        """An expression on what a lane keeps and what memory has; nothing is read outside. Behind the ends of rows and
+        of the streamed axis it is some number, which is neither stored nor summed up."""
         here: dict[Expr, Expr] = {n: found for n in loads(value) if (found := self._read(n, spot)) is not None}
-        env, inside = self._env(work, spot)
-        made = simplify(self.kernel.access.lower(substitute(replace_nodes(value, here), env)))
-        conditions = known_true_left_out(list(inside.values()))
-        far = any(isinstance(n.source, Buffer) and n.source.memory is Memory.GLOBAL for n in loads(made))
-        return select(all_of(conditions), made, const(0, made.dtype)) if far and conditions else made
+        env, _ = self._env(work, spot, is_read=True)
+        return chosen_places(simplify(self.kernel.access.lower(substitute(replace_nodes(quick_erf(value), here), env))))
 
     def _stream_inside(self, work: Work, spot: Spot) -> tuple[Expr, ...]:
         _, inside = self._env(work, spot)
@@ -398,8 +401,12 @@ class RegisterStream:
 
     def _moved(self, part: Range, block: Expr) -> Range:
         low = simplify(substitute(part.low, {self.loop.axis: block}))
-        if low is not part.low and part.extent % int(part.size) == 0:
-            low = simplify(minimum(low, part.extent - int(part.size)))  # no block that is copied begins later
+        last = part.extent - int(part.size)
+        if low is not part.low and part.extent % int(part.size) == 0:  # no block that is copied begins later
+            sum_of = linear(low)
+            unit = gcd(last, sum_of.constant, *sum_of.terms.values()) or 1
+            begins = Linear({t: n // unit for t, n in sum_of.terms.items()}, sum_of.constant // unit).expr()
+            low = simplify(minimum(begins, last // unit) * unit)  # seen to be so many whole packets
         return Range(low, part.size, part.extent)
 
     def _fixed(self, work: Work) -> dict[Axis, Expr]:

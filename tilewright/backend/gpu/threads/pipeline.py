@@ -25,22 +25,23 @@ from tilewright.ir.forms.loops import Barrier, For, ForKind, If, Instruction, Op
 Copies = Callable[[Expr, Expr], Sequence[Sequence[Stmt]]]  # of a part, by its number and its place in the ring
 Fetch = Callable[[Expr, int, int], Sequence[Stmt]]  # a step of the part in a place into the registers of a number
 Use = Callable[[int], Sequence[Stmt]]  # of the registers of a number
-Multiply = Callable[[Expr], Sequence[Stmt]]  # of the part in a place of the ring
+Multiply = Callable[[Expr], Sequence[Sequence[Stmt]]]  # of the part in a place of the ring, turn by turn
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """Sums of some parts that are added to others by `statements`, and begin anew, after every so many parts."""
+    """Sums of some parts that are added to others, and begin anew, after every so many parts: by statements of their
+    own behind each turn of a part."""
 
     every: int
-    statements: Sequence[Stmt]
+    turns: Sequence[Sequence[Stmt]]
 
-    def after(self, part: Expr) -> list[Stmt]:
-        """What is to be done behind a part; nothing where its number is never a multiple."""
+    def after(self, part: Expr, turn: int = 0) -> list[Stmt]:
+        """What is to be done behind a turn of a part; nothing where the part's number is never a multiple."""
         count = linear(part + 1)
         if count.constant % gcd(self.every, *count.terms.values()):
             return []
-        return where(eq((part + 1) % self.every, 0), self.statements)
+        return where(eq((part + 1) % self.every, 0), self.turns[turn])
 
 
 def sync() -> Barrier:
@@ -135,7 +136,10 @@ def in_groups(
     rolled: bool = False, gathered: Gathered | None = None,
 ) -> list[Stmt]:  # fmt: skip
     """The same where what is used is read by units that work on their own: two parts are under way there, so copies go
-    into the place of the part before the last, which all threads have seen the end of."""
+    into the place of the part before the last, which all threads have seen the end of. Turns of a part end in the same
+    registers one after the other: a group adds up one of them while products of another group are under way. Where sums
+    begin anew with every part, those of the part before are done when threads meet, so that they meet before they wait
+    for this one's."""
     ahead = parts if parts <= stages else stages - 2
     if ahead < 1:
         raise InternalError(f"{stages} stages are too few: two parts are multiplied while others are copied")
@@ -148,29 +152,31 @@ def in_groups(
     arrived = [wait(ahead - 1), Instruction("async_fence", ())]
     body = [*_first_copies(copies, ahead, parts), finished(0), *arrived, sync()]
 
+    is_anew = gathered is not None and gathered.every == 1
     if gathered is not None:
-        gathered = replace(gathered, statements=(finished(0), *gathered.statements))
+        gathered = replace(gathered, turns=[(finished(0), *turn) for turn in gathered.turns])
 
     def one(part: Expr) -> list[Stmt]:
         later = simplify(part + ahead)
         groups = copies(later, simplify(later % stages)) if ahead < parts else ()
-        return [
-            Instruction("wgmma_fence", ()),
-            *multiply(simplify(part % stages)),
-            Instruction("wgmma_commit", (total,)),
-            *where(lt(later, parts), [s for group in groups for s in group]),
-            commit(),
-            *_gathered(gathered, part),
-            *where(lt(part + 1, parts), [*arrived, finished(1), sync()]),
-        ]
+        inside: list[Stmt] = []
+        turns = multiply(simplify(part % stages))
+        for turn, products in enumerate(turns):
+            inside.extend((Instruction("wgmma_fence", ()), *products, Instruction("wgmma_commit", (total,))))
+            if turn == 0:
+                inside.extend((*where(lt(later, parts), [s for group in groups for s in group]), commit()))
+            if is_anew and turn == len(turns) - 1:
+                inside.extend(where(lt(part + 1, parts), [*arrived, sync()]))
+            inside.extend(_gathered(gathered, part, turn))
+        return [*inside, *([] if is_anew else where(lt(part + 1, parts), [*arrived, finished(1), sync()]))]
 
     body.extend(_walked(name, parts, stages, one, rolled))
     body.append(finished(0))
     return [*body, *([sync()] if reused else [])]
 
 
-def _gathered(gathered: Gathered | None, part: Expr) -> list[Stmt]:
-    return [] if gathered is None else gathered.after(part)
+def _gathered(gathered: Gathered | None, part: Expr, turn: int = 0) -> list[Stmt]:
+    return [] if gathered is None else gathered.after(part, turn)
 
 
 def where(condition: Expr, body: Sequence[Stmt]) -> list[Stmt]:
