@@ -255,14 +255,15 @@ def _array(c_type: str, name: str, items: Sequence[str]) -> str:
 
 def _with_headers(source: str) -> str:
     """The source with our own headers in place, so that its text alone determines the object."""
-    for name in ("arithmetic.h", "driver.h", "placing.h", "team.h"):
+    for name in ("model.h", "arithmetic.h", "driver.h", "placing.h", "team.h"):
         source = source.replace(f'#include "{name}"', (_NATIVE / name).read_text())
     return source
 
 
 def runtime_sources() -> dict[str, str]:
     """The C sources that are the same in every model."""
-    return {f"tw_{name}": _with_headers((_NATIVE / f"{name}.c").read_text()) for name in ("driver", "placing", "team")}
+    names = ("driver", "prepare", "weights_file", "objects", "placing", "team")
+    return {f"tw_{name}": _with_headers((_NATIVE / f"{name}.c").read_text()) for name in names}
 
 
 def library_sources(image: ModelImage, file_length: int = 0) -> dict[str, str]:

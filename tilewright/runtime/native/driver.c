@@ -1,97 +1,13 @@
-/* Runs a compiled model: resolves the generated table's buffers, shares each stage's tiles among the team. */
+/* Runs a compiled model: shares the tiles of each group of steps among the team. */
 #if !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
 #endif
 #include "arithmetic.h"
-#include "driver.h"
-#include "placing.h"
-#include "team.h"
+#include "model.h"
 
-#include <fcntl.h>
-#include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
 
-#define LINE 128
-#define PAGE 4096
-#define HUGE_PAGE (2 << 20)
-/* A dynamic stage hands out about this many pieces a worker: enough to even out, few enough to stay cheap. */
-#define PIECES_PER_WORKER 8
-#define DYNAMIC_ABOVE_TILES_PER_WORKER 4
-/* In a march every worker reads a line of every other: among many, one line to count on is quicker. */
-#define MOST_WORKERS_OF_A_MARCH 8
 #define WATCH_NS 50000000
-
-enum { SHARED_EVENLY, ONE_TILE_A_WORKER, BALANCED, FIRST_WORKER_ONLY };
-
-/* A stage made ready for this number of workers. Worker w owns share tiles, and one more if w < extra. */
-typedef struct {
-    tw_kernel kernel;
-    void **buffers;
-    const int64_t *extents;
-    int64_t tiles, share, extra, piece;
-    int32_t mode, barrier;
-    int32_t first_worker; /* ONE_TILE_A_WORKER: who runs tile 0 */
-} step;
-
-/* Steps that run without a barrier between them. Those of a chain all belong to worker 0 and may depend on each
- * other: one worker runs them in order, and they are one unit of work. Elsewhere a unit is a tile.
- * Those of a march have one tile a worker and do have barriers between them: every worker says for itself that it is
- * through a step and goes on when all have said so, where counting on a common line and opening the next group would
- * send two more lines from one worker to the other. Only the last step is counted. */
-typedef struct {
-    int64_t end; /* the step that starts the next group */
-    int64_t units;
-    int32_t chain, march;
-    int32_t eager; /* the tiles are uneven, whoever is free takes the others' at once */
-} group;
-
-typedef struct {
-    _Alignas(LINE) char *scratch;
-    int hurried; /* in this worker's last group somebody was away */
-} worker;
-
-/* Where a caller's pointer goes at each run. */
-typedef struct {
-    void **slot;
-    int64_t position;
-    int64_t offset;
-} patch;
-
-typedef struct {
-    void *start, *map;
-    size_t map_bytes;
-} pages;
-
-struct tw_model {
-    tw_team *team;
-    int workers;
-    step *steps;
-    group *groups; /* for each step that starts one */
-    /* For each step and the end: its first jump, or any of another step; and whether a run may come to it from elsewhere than the step
-     * before it. */
-    int64_t *first_jump;
-    char *entered;
-    worker *members;
-    void **buffers;
-    patch *input_patches, *output_patches;
-    int64_t input_patch_count, output_patch_count;
-    /* A run that is timed has a barrier around every stage. A late worker may look at the wrong run's pointer: it
-     * then sees other groups, but can claim nothing in them. */
-    _Atomic(int64_t *) stage_ns;
-    int64_t opened_ns;
-    /* Set by anyone at any time, taken back when the next run begins. Kernels are then skipped, and the run is over
-     * with the group it is in. */
-    _Atomic int cancelled;
-    tw_watch watch;
-    int64_t watched_ns; /* when the caller's thread looked last; it alone does */
-    pages arena, weights, kept, member_pages;
-    pages *scratch;
-};
 
 static int64_t now_ns(void)
 {
@@ -122,28 +38,6 @@ static int64_t coarse_now_ns(void)
 #endif
 }
 
-/* Fresh pages are zero and belong to nobody until touched, so that the first to touch decides their memory node. */
-static int map_pages(pages *p, int64_t bytes)
-{
-    size_t alignment = bytes >= HUGE_PAGE ? HUGE_PAGE : PAGE;
-    size_t total = (size_t)bytes + alignment;
-    void *map = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (map == MAP_FAILED) return 0;
-    void *start = (void *)(((uintptr_t)map + alignment - 1) / alignment * alignment);
-#if defined(MADV_HUGEPAGE)
-    if (alignment == HUGE_PAGE) madvise(start, (size_t)bytes, MADV_HUGEPAGE);
-#endif
-    *p = (pages){start, map, total};
-    return 1;
-}
-
-static void unmap_pages(pages *p)
-{
-    if (p->map) munmap(p->map, p->map_bytes);
-}
-
-/* ---- running ---- */
-
 static inline int64_t share_start(const step *s, int64_t owner)
 {
     return owner * s->share + (owner < s->extra ? owner : s->extra);
@@ -163,11 +57,6 @@ static inline int64_t share_of(const tw_model *m, const step *s, int owner, int6
         *start = share_start(s, owner);
         return share_start(s, owner + 1) - *start;
     }
-}
-
-static inline int64_t units_of(const step *s)
-{
-    return s->mode == FIRST_WORKER_ONLY ? 1 : s->tiles;
 }
 
 static inline int is_cancelled(const tw_model *m)
@@ -306,7 +195,7 @@ static int complete(tw_model *m, const group *g, uint32_t epoch, int64_t first, 
 
 /* The worker's own part first, so that it meets the data it met in the stage before and in the last run. What others
  * have not started it takes only after some patience, unless they were away in the group before and still are. */
-static void run_group(void *argument, int self, uint32_t epoch, int64_t first)
+void tw_run_group(void *argument, int self, uint32_t epoch, int64_t first)
 {
     tw_model *m = argument;
     worker *me = m->members + self;
@@ -346,287 +235,13 @@ static void run_alone(tw_model *m)
 }
 
 /* What a worker does first. Its thread is the team's own for good, but for worker 0, who is the caller. */
-static void enter_team(void *argument, int self)
+void tw_enter_team(void *argument, int self)
 {
     const tw_model *m = argument;
     if (self != 0) tw_arithmetic_enter(tw_model_table.keeps_denormals);
     volatile char *scratch = m->members[self].scratch;
     for (int64_t i = 0; i < tw_model_table.scratch_bytes; i += PAGE) scratch[i] = 0;
 }
-
-/* ---- creation ---- */
-
-/* Where weights lie, by their place among all of them. */
-static const char *weights_at(const tw_piece *pieces, int64_t count, int64_t place)
-{
-    int64_t low = 0, high = count;
-    while (high - low > 1) {
-        int64_t middle = (low + high) / 2;
-        if (pieces[middle].begin <= place) low = middle;
-        else high = middle;
-    }
-    return count > 0 ? pieces[low].data + (place - pieces[low].begin) : NULL;
-}
-
-static void prepare_buffers(tw_model *m, const tw_piece *pieces, int64_t count)
-{
-    for (int64_t i = 0; i < tw_model_table.buffers; i++) {
-        const tw_buffer *b = &tw_model_table.buffer[i];
-        void **slot = m->buffers + i;
-        switch (b->space) {
-        case TW_INPUT:
-            m->input_patches[m->input_patch_count++] = (patch){slot, b->value, b->offset};
-            break;
-        case TW_OUTPUT:
-            m->output_patches[m->output_patch_count++] = (patch){slot, b->value, b->offset};
-            break;
-        case TW_WEIGHT:
-            *slot = (void *)(uintptr_t)weights_at(pieces, count, b->value);
-            break;
-        default:
-            *slot = (char *)m->arena.start + b->value;
-        }
-    }
-}
-
-/* Where there is no room for it, the weights stay where they are. */
-static void place_kept_weights(tw_model *m, const tw_piece *pieces, int64_t count)
-{
-    int64_t bytes = 0;
-    for (int64_t i = 0; i < tw_model_table.kept; i++) bytes += tw_whole_pages(tw_model_table.kept_weights[i].bytes);
-    if (bytes == 0 || !map_pages(&m->kept, bytes)) return;
-    char *room = m->kept.start;
-    tw_losers losers = {0};
-    for (int64_t i = 0; i < tw_model_table.kept; i++) {
-        const tw_kept *k = &tw_model_table.kept_weights[i];
-        int placed = tw_place(room, weights_at(pieces, count, k->offset), k->bytes, k->parts, &losers);
-        for (int64_t j = 0; placed && j < tw_model_table.buffers; j++) {
-            const tw_buffer *b = &tw_model_table.buffer[j];
-            int64_t inside = b->space == TW_WEIGHT ? b->value - k->offset : -1;
-            if (inside >= 0 && inside < k->bytes) m->buffers[j] = room + inside;
-        }
-        room += tw_whole_pages(k->bytes);
-    }
-    tw_release(&losers);
-}
-
-static int choose_mode(const tw_model *m, const step *s, int balance)
-{
-    if (balance == TW_SERIAL || m->workers == 1) return FIRST_WORKER_ONLY;
-    if (s->tiles == 0 || (s->tiles == 1 && s->first_worker == 0)) return FIRST_WORKER_ONLY;
-    if (s->tiles < m->workers) return ONE_TILE_A_WORKER;
-    if (balance == TW_DYNAMIC) return BALANCED;
-    if (balance == TW_AUTO && s->tiles > DYNAMIC_ABOVE_TILES_PER_WORKER * m->workers) return BALANCED;
-    return SHARED_EVENLY;
-}
-
-static void prepare_jumps(tw_model *m)
-{
-    const tw_table *t = &tw_model_table;
-    for (int64_t i = 0; i <= t->stages; i++) m->first_jump[i] = t->jumps;
-    for (int64_t i = t->jumps - 1; i >= 0; i--) {
-        m->first_jump[t->jump[i].stage] = i;
-        m->entered[t->jump[i].stage] = m->entered[t->jump[i].target] = 1;
-    }
-}
-
-/* offset: tiles of the stages since the last barrier, so that independent small stages spread over the workers. */
-static int prepare_steps(tw_model *m)
-{
-    int64_t offset = 0;
-    for (int64_t i = 0; i < tw_model_table.stages; i++) {
-        const tw_stage *stage = &tw_model_table.stage[i];
-        step *s = m->steps + i;
-        if (stage->tiles > UINT32_MAX) return 0; /* claims count tiles in 32 bits */
-        int barrier = stage->barrier_before || m->entered[i];
-        if (barrier) offset = 0;
-        s->kernel = stage->kernel;
-        s->buffers = m->buffers + stage->first_buffer;
-        s->tiles = stage->tiles;
-        s->extents = tw_model_table.extent + stage->first_extent;
-        s->share = s->tiles / m->workers;
-        s->extra = s->tiles % m->workers;
-        s->piece = s->tiles / ((int64_t)m->workers * PIECES_PER_WORKER);
-        if (s->piece < 1) s->piece = 1;
-        s->first_worker = (int32_t)(offset % m->workers);
-        s->barrier = i > 0 && barrier;
-        s->mode = choose_mode(m, s, stage->balance);
-        offset += stage->balance == TW_SERIAL ? 1 : s->tiles;
-    }
-    return 1;
-}
-
-static int marches(const tw_model *m, const step *s, const group *g)
-{
-    if (m->workers < 2 || m->workers > MOST_WORKERS_OF_A_MARCH) return 0;
-    return m->steps + g->end == s + 1 && s->mode == SHARED_EVENLY && s->tiles == m->workers;
-}
-
-/* Between two groups that only worker 0 runs, program order is the barrier. In a march workers look for each other:
- * not where they may not spin. Returns whether any group needs more than one worker. */
-static int prepare_groups(tw_model *m, int may_spin)
-{
-    int parallel = 0;
-    group *previous = NULL;
-    for (int64_t i = 0; i < tw_model_table.stages;) {
-        group g = {i, 0, 1, 0, 0};
-        do {
-            const step *s = m->steps + g.end++;
-            if (s->mode != FIRST_WORKER_ONLY) g.chain = 0;
-            if (s->mode == BALANCED) g.eager = 1;
-            g.units += units_of(s);
-        } while (g.end < tw_model_table.stages && !m->steps[g.end].barrier);
-        if (g.chain) g.units = 1;
-        else parallel = 1;
-        g.march = may_spin && marches(m, m->steps + i, &g);
-        int joins = previous && !m->entered[i];
-        if (joins && ((g.chain && previous->chain) || (g.march && previous->march))) {
-            previous->end = g.end;
-        } else {
-            m->groups[i] = g;
-            previous = m->groups + i;
-        }
-        i = g.end;
-    }
-    return parallel;
-}
-
-static int prepare(tw_model *m, const tw_piece *pieces, int64_t count, int64_t run_spin_ns, int64_t idle_spin_ns)
-{
-    const tw_table *t = &tw_model_table;
-    m->steps = calloc((size_t)t->stages + 1, sizeof *m->steps);
-    m->groups = calloc((size_t)t->stages + 1, sizeof *m->groups);
-    m->buffers = calloc((size_t)t->buffers + 1, sizeof *m->buffers);
-    m->first_jump = calloc((size_t)t->stages + 1, sizeof *m->first_jump);
-    m->entered = calloc((size_t)t->stages + 1, sizeof *m->entered);
-    m->input_patches = calloc((size_t)t->buffers + 1, sizeof *m->input_patches);
-    m->output_patches = calloc((size_t)t->buffers + 1, sizeof *m->output_patches);
-    if (!m->steps || !m->groups || !m->buffers || !m->input_patches || !m->output_patches) return 0;
-    if (!m->first_jump || !m->entered) return 0;
-    if (!map_pages(&m->arena, t->arena_bytes)) return 0;
-    prepare_buffers(m, pieces, count);
-    place_kept_weights(m, pieces, count);
-    prepare_jumps(m);
-    if (!prepare_steps(m)) return 0;
-    if (!prepare_groups(m, run_spin_ns > 0 && !tw_team_crowded(m->workers))) m->workers = 1;
-
-    m->scratch = calloc((size_t)m->workers, sizeof *m->scratch);
-    if (!m->scratch) return 0;
-    if (!map_pages(&m->member_pages, m->workers * (int64_t)sizeof *m->members)) return 0;
-    m->members = m->member_pages.start;
-    for (int i = 0; i < m->workers; i++) {
-        if (!map_pages(&m->scratch[i], t->scratch_bytes)) return 0;
-        m->members[i].scratch = m->scratch[i].start;
-    }
-    tw_team_work work = {enter_team, run_group};
-    m->team = tw_team_create(m->workers, t->stages, run_spin_ns, idle_spin_ns, work, m);
-    return m->team != NULL;
-}
-
-void tw_destroy(tw_model *m)
-{
-    if (!m) return;
-    if (m->team) tw_team_destroy(m->team);
-    for (int i = 0; m->scratch && i < m->workers; i++) unmap_pages(&m->scratch[i]);
-    unmap_pages(&m->member_pages);
-    unmap_pages(&m->arena);
-    unmap_pages(&m->weights);
-    unmap_pages(&m->kept);
-    free(m->scratch);
-    free(m->output_patches);
-    free(m->input_patches);
-    free(m->buffers);
-    free(m->entered);
-    free(m->first_jump);
-    free(m->groups);
-    free(m->steps);
-    free(m);
-}
-
-tw_model *tw_create(
-    const tw_piece *pieces, int64_t count, int threads, int64_t run_spin_ns, int64_t idle_spin_ns)
-{
-    if (threads < 1 || threads > TW_MAX_THREADS) return NULL;
-    tw_model *m = calloc(1, sizeof *m);
-    if (!m) return NULL;
-    m->workers = threads;
-    if (prepare(m, pieces, count, run_spin_ns, idle_spin_ns)) return m;
-    tw_destroy(m);
-    return NULL;
-}
-
-static int map_file(const char *path, pages *p)
-{
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0) return 0;
-    struct stat info;
-    int usable = fstat(file, &info) == 0;
-    size_t bytes = usable ? (size_t)info.st_size : 0;
-    void *map = bytes > 0 ? mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, file, 0) : NULL;
-    close(file);
-    if (!usable || map == MAP_FAILED) return 0;
-    *p = (pages){map, map, bytes};
-    return 1;
-}
-
-/* A file in the folder of another. */
-static int map_beside(const char *path, const char *name, pages *p)
-{
-    const char *slash = strrchr(path, '/');
-    size_t folder = slash ? (size_t)(slash - path) + 1 : 0, length = strlen(name) + 1;
-    char *whole = malloc(folder + length);
-    if (!whole) return 0;
-    memcpy(whole, path, folder);
-    memcpy(whole + folder, name, length);
-    int mapped = map_file(whole, p);
-    free(whole);
-    return mapped;
-}
-
-/* The pieces that a file without weights of its own says there are in another, which is mapped. NULL: it says nothing
- * that holds. */
-static tw_piece *shared_pieces(const char *path, const pages *own, pages *shared, int64_t *count)
-{
-    const tw_shared *about = own->start;
-    if (own->map_bytes <= sizeof *about || memcmp(about->mark, TW_SHARED_MARK, sizeof about->mark) != 0) return NULL;
-    size_t room = (own->map_bytes - sizeof *about) / sizeof *about->place;
-    if (about->pieces < 1 || (size_t)about->pieces > room) return NULL;
-    const char *name = (const char *)(about->place + about->pieces), *end = (const char *)own->start + own->map_bytes;
-    if (name == end || end[-1] != 0 || !map_beside(path, name, shared)) return NULL;
-    int64_t previous = 0, bytes = (int64_t)shared->map_bytes;
-    int holds = bytes == about->bytes && about->place[0].begin == 0;
-    for (int64_t i = 0; holds && i < about->pieces; i++) {
-        int64_t at = about->place[i].at, begin = about->place[i].begin;
-        int64_t next = i + 1 < about->pieces ? about->place[i + 1].begin : tw_model_table.weight_bytes;
-        holds = begin >= previous && next > begin && at >= 0 && at % TW_WEIGHT_ALIGNMENT == 0 && at <= bytes - (next - begin);
-        previous = next;
-    }
-    tw_piece *pieces = holds ? calloc((size_t)about->pieces, sizeof *pieces) : NULL;
-    for (int64_t i = 0; pieces && i < about->pieces; i++)
-        pieces[i] = (tw_piece){about->place[i].begin, (const char *)shared->start + about->place[i].at};
-    *count = about->pieces;
-    return pieces;
-}
-
-tw_model *tw_open(const char *weights_path, int threads)
-{
-    pages own = {0}, shared = {0};
-    if (!map_file(weights_path, &own)) return NULL;
-    tw_piece whole = {0, own.start}, *pieces = NULL;
-    int64_t count = own.map_bytes > 0;
-    int is_whole = (int64_t)own.map_bytes == tw_model_table.weight_bytes;
-    if (!is_whole) pieces = shared_pieces(weights_path, &own, &shared, &count);
-    tw_model *m = NULL;
-    if (is_whole || pieces)
-        m = tw_create(is_whole ? &whole : pieces, count, threads, TW_RUN_SPIN_NS, TW_IDLE_SPIN_NS);
-    free(pieces);
-    if (m) m->weights = is_whole ? own : shared;
-    if (!m || !is_whole) unmap_pages(&own);
-    if (!m) unmap_pages(&shared);
-    return m;
-}
-
-/* ---- entry points ---- */
 
 static int run_locked(tw_model *m, int64_t *stage_ns)
 {
@@ -670,13 +285,6 @@ int tw_run(tw_model *m, void *const *inputs, void *const *outputs)
     return tw_run_profile(m, inputs, outputs, NULL);
 }
 
-static char *object_data(const char *object, int64_t data_offset)
-{
-    char *data;
-    memcpy(&data, object + data_offset, sizeof data);
-    return data;
-}
-
 int tw_run_objects(tw_model *m, const char *const *objects, int64_t data_offset)
 {
     const char *const *outputs = objects + tw_model_table.inputs;
@@ -690,51 +298,4 @@ int tw_run_objects(tw_model *m, const char *const *objects, int64_t data_offset)
     int status = run_locked(m, NULL);
     tw_team_unlock(m->team);
     return status;
-}
-
-static int has_form(const char *object, const tw_form *form, int64_t header)
-{
-    const void *type;
-    tw_array array;
-    memcpy(&type, object + header - (int64_t)sizeof type, sizeof type);
-    if (type != form->type) return 0;
-    memcpy(&array, object + header, sizeof array);
-    if (array.element_type != form->element_type || array.rank != form->rank) return 0;
-    if ((array.flags & form->flags) != form->flags) return 0;
-    for (int64_t i = 0; i < form->rank; i++)
-        if (array.shape[i] != form->shape[i]) return 0;
-    return 1;
-}
-
-/* Whether no output lies in the memory of an input or of another output. */
-static int are_apart(const char *const *objects, int64_t data_offset)
-{
-    const tw_table *t = &tw_model_table;
-    for (int64_t i = t->inputs; i < t->inputs + t->outputs; i++) {
-        const char *start = object_data(objects[i], data_offset), *end = start + t->output_bytes[i - t->inputs];
-        for (int64_t j = 0; j < i; j++) {
-            const char *other = object_data(objects[j], data_offset);
-            int64_t bytes = j < t->inputs ? t->input_bytes[j] : t->output_bytes[j - t->inputs];
-            if (start < other + bytes && other < end) return 0;
-        }
-    }
-    return 1;
-}
-
-int tw_run_tuple(const tw_caller *caller, const char *tuple)
-{
-    intptr_t length;
-    int64_t expected = tw_model_table.inputs + tw_model_table.outputs;
-    memcpy(&length, tuple + caller->header, sizeof length);
-    if (!caller->model || length != expected) return TW_NOT_READY;
-    const char *const *objects = (const char *const *)(tuple + caller->first_item);
-    for (int64_t i = 0; i < expected; i++)
-        if (!has_form(objects[i], &caller->forms[i], caller->header)) return TW_NOT_READY;
-    if (!are_apart(objects, caller->header)) return TW_NOT_READY;
-    return tw_run_objects(caller->model, objects, caller->header);
-}
-
-const tw_table *tw_describe(void)
-{
-    return &tw_model_table;
 }
