@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tilewright.compiler.pipeline import Artifact, Part, Port, build
 from tilewright.errors import OptionError
@@ -17,8 +16,7 @@ from tilewright.ir.forms.mesh import slices
 from tilewright.ir.forms.swept import Sweep, Swept, SweptPart
 from tilewright.ir.forms.tensor import Tensor, extents
 from tilewright.options import Options
-from tilewright.runtime.cpu_model import CpuModel
-from tilewright.runtime.swept import Kind, Result, Round, Runner, SweptModel, Visit
+from tilewright.runtime.swept import Kind, Result, Round, Runner, SweptModel, Visit, opener
 from tilewright.schedule.sweeps.parts import in_sweeps
 from tilewright.schedule.sweeps.search import Room, choose_sweeps
 from tilewright.target import Target
@@ -187,24 +185,6 @@ def round_of(sweep: Sweep, opened: Sequence[Opened]) -> Round:
         for program, each in zip(sweep.programs, opened, strict=True)
     )
     return Round(kinds, tuple(map(_visit, sweep.parts)))
-
-
-def opener(runner: Any) -> Opened:
-    """A way to have a part's code run. Its arena is there as long as that takes alone."""
-    if not isinstance(runner, CpuModel):
-        return lambda: _resting(runner)
-    built, threads = runner.built, runner.threads
-    runner.close()
-    return lambda: CpuModel(built, threads)
-
-
-@contextmanager
-def _resting(runner: Any) -> Iterator[Runner]:
-    """A device's code, which keeps its weights there."""
-    try:
-        yield runner
-    finally:
-        runner.rest()
 
 
 def _visit(part: SweptPart) -> Visit:

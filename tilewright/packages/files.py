@@ -6,7 +6,7 @@ import platform
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,6 +20,7 @@ from tilewright.packages.header import example_text, header_text
 from tilewright.packages.inspection import EXPLANATION, PLAN, saved_explanation
 from tilewright.packages.manifest import FORMAT, KIND, Manifest, Port, damaged, manifest_from, unsealed
 from tilewright.packages.shared import WEIGHTS
+from tilewright.packages.sweeps import SweptManifest, is_in_sweeps, load_swept, save_swept
 from tilewright.runtime.cores import usable_cores
 from tilewright.runtime.cpu_model import (
     MAX_THREADS,
@@ -53,7 +54,7 @@ class ShippedArtifact:
     """A model from a directory. It has code and weights, but not the model file that they were made of."""
 
     folder: Path
-    manifest: Manifest | GpuManifest
+    manifest: Manifest | GpuManifest | SweptManifest
     runner: Any
 
     @property
@@ -95,7 +96,8 @@ def save(
     if runner is None:
         raise OptionError("compilation was stopped before there was code to save; leave out stop_after to save it")
     if isinstance(runner, SweptModel):
-        raise OptionError("a model that goes through in sweeps is not saved: compile it where it runs")
+        save_swept(artifact, folder, lambda part, place: save(part, place, options))
+        return
     if not isinstance(runner, CpuModel):
         save_gpu(artifact, folder, options)
         return
@@ -108,7 +110,11 @@ def load(folder: Path, threads: int | None = None, *, trust: bool = False) -> Sh
     are refused unless there is `trust` in them."""
     if threads is not None:
         check_whole_number("threads", threads, least=1, most=MAX_THREADS)
-    row = unsealed(read_manifest(folder, trust=trust), f"'{folder}'", VERSION, KIND, FORMAT)
+    text = read_manifest(folder, trust=trust)
+    if is_in_sweeps(text):
+        swept, model = load_swept(folder, text, partial(load, threads=threads, trust=trust), trust=trust)
+        return ShippedArtifact(folder.resolve(), swept, model)
+    row = unsealed(text, f"'{folder}'", VERSION, KIND, FORMAT)
     if "gpu" in row:
         about = _read(folder, row, gpu_manifest)
         return ShippedArtifact(folder.resolve(), about, start_gpu(folder, about, trust=trust))
@@ -118,7 +124,7 @@ def load(folder: Path, threads: int | None = None, *, trust: bool = False) -> Sh
     later = {name for name in (WEIGHTS, *manifest.shared) if _is_large(folder / name)}
     check_files(folder, {name: s for name, s in files.items() if name not in later}, trust=trust)
     rest = {name: s for name, s in files.items() if name in later}
-    unchecked = partial(check_files, folder, rest, trust=trust) if rest else None
+    unchecked = cache(partial(check_files, folder, rest, trust=trust)) if rest else None  # once, however often opened
     built = BuiltModel(folder / LIBRARY, folder / WEIGHTS, manifest.permissions, trust=trust, unchecked=unchecked)
     try:
         runner = CpuModel(built, threads or manifest.threads or usable_cores())
@@ -238,7 +244,7 @@ def _copy(artifact: ShippedArtifact, place: Path) -> None:
     """By itself: weights that it shared with others come along."""
     manifest = artifact.manifest
     for name in (MANIFEST, *manifest.files):
-        (place / name).parent.mkdir(exist_ok=True)
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(artifact.folder / name, place / name)
     if isinstance(manifest, Manifest) and manifest.shared:
         write_weights(artifact.runner.weights, place / WEIGHTS)

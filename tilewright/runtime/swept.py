@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tilewright.runtime.cpu_model import CpuModel
 
 Array = NDArray[Any]
 Slices = tuple[slice, ...]
@@ -75,10 +77,10 @@ class SweptModel:
         constants: Mapping[str, Array],
     ) -> None:  # fmt: skip
         """`between` are the results that later sweeps read, `constants` those of which parts take parts."""
-        self._rounds = tuple(rounds)
-        self._inputs, self._outputs = tuple(inputs), tuple(outputs)
-        self._between = {result.name: result for result in between if result.name not in outputs}
-        self._constants = dict(constants)
+        self.rounds = tuple(rounds)
+        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+        self.between = {result.name: result for result in between if result.name not in outputs}
+        self.constants = dict(constants)
         self._last = {name: number for number, each in enumerate(rounds) for kind in each.kinds for name in kind.takes}
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -102,12 +104,12 @@ class SweptModel:
         self, inputs: Sequence[Array], outputs: Sequence[Array],
         run: Callable[[Runner, Sequence[Array], Sequence[Array]], None],
     ) -> Copied:  # fmt: skip
-        here: dict[str, Array] = {**self._constants, **dict(zip(self._inputs, inputs, strict=True))}
-        for name, array in zip(self._outputs, outputs, strict=True):
+        here: dict[str, Array] = {**self.constants, **dict(zip(self.inputs, inputs, strict=True))}
+        for name, array in zip(self.outputs, outputs, strict=True):
             if name not in here:
                 here[name] = array
         into = back = 0
-        for number, each in enumerate(self._rounds):
+        for number, each in enumerate(self.rounds):
             for kind, visits in each.by_kind():
                 with kind.opened() as model:
                     for visit in visits:
@@ -117,9 +119,9 @@ class SweptModel:
                         run(model, given, results)
                         into += sum(array.nbytes for array in given)
                         back += self._leave(here, kind, visit, results)
-            for name in [n for n in here if n in self._between and self._last.get(n, -1) <= number]:
+            for name in [n for n in here if n in self.between and self._last.get(n, -1) <= number]:
                 del here[name]  # nobody's any more
-        for name, array in zip(self._outputs, outputs, strict=True):
+        for name, array in zip(self.outputs, outputs, strict=True):
             if here[name] is not array:  # an input that is an output too, or one result twice
                 np.copyto(array, here[name])
         return Copied(into, back)
@@ -129,7 +131,7 @@ class SweptModel:
         left = 0
         for result, array, (there, own) in zip(kind.gives, results, visit.gives, strict=True):
             if result.name not in here:
-                whole = self._between[result.name]
+                whole = self.between[result.name]
                 here[result.name] = np.empty(whole.shape, whole.dtype)
             part = array[own]
             here[result.name][there] = part
@@ -139,3 +141,21 @@ class SweptModel:
 
 def _run(model: Runner, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     model.run(inputs, outputs)
+
+
+def opener(runner: Any) -> Callable[[], AbstractContextManager[Runner]]:
+    """A way to have a part's code run. Its arena is there as long as that takes alone."""
+    if not isinstance(runner, CpuModel):
+        return lambda: _resting(runner)
+    built, threads = runner.built, runner.threads
+    runner.close()
+    return lambda: CpuModel(built, threads)
+
+
+@contextmanager
+def _resting(runner: Any) -> Iterator[Runner]:
+    """A device's code, which keeps its weights there."""
+    try:
+        yield runner
+    finally:
+        runner.rest()

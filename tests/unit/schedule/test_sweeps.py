@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from onnx import ModelProto
 import tilewright
 from tests.cpu_stages import model_of
 from tilewright.compiler.swept import round_of
-from tilewright.errors import OptionError
+from tilewright.errors import ModelError
 from tilewright.frontend.onnx.model import load
 from tilewright.ir.forms.compute import Program
 from tilewright.ir.forms.swept import Swept
@@ -205,12 +206,39 @@ def test_a_run_on_a_cpu_keeps_to_its_memory() -> None:
     np.testing.assert_array_equal(bound.run(inputs)["p0"], free.run(inputs)["p0"])
     assert len(bound.profile(repeat=1).calls) == len(bound.calls)
     assert "to keep to its memory it goes through in" in " ".join(bound.explain().split())
-    with pytest.raises(OptionError, match="in sweeps is not saved"):
-        bound.save("nowhere")
+
+
+def test_a_model_in_sweeps_is_saved_with_one_copy_of_its_weights(tmp_path: Path) -> None:
+    """And again from there; a damaged byte of a part and a part that is cut from elsewhere are told."""
+    model = features((48, 16), ((8, 2),)).SerializeToString()
+    free = tilewright.compile(model, threads=1, effort="fast")
+    runner = free.artifact.runner
+    bound = tilewright.compile(model, threads=1, effort="fast", memory=(runner.arena_bytes + runner.scratch_bytes) // 2)
+    bound.save(tmp_path / "first")
+    loaded = tilewright.load(tmp_path / "first")
+    assert isinstance(loaded, tilewright.Model)
+    loaded.save(tmp_path / "second")
+    inputs = {"x": whole_numbers(1, 3, 48, 16)}
+    expected = free.run(inputs)["p0"]
+    for again in (loaded, tilewright.load(tmp_path / "second", threads=2)):
+        assert isinstance(again, tilewright.Model)
+        np.testing.assert_array_equal(again.run(inputs)["p0"], expected)
+        assert again.explain() == bound.explain()
+        assert len(again.profile(repeat=1).calls) == len(bound.calls)
+    weights = sum(file.stat().st_size for file in (tmp_path / "first").rglob("*.weights"))
+    assert weights < 2 * free.artifact.runner.weights.nbytes
+    for name, change in (("parts/0/libmodel.so", b"x"), ("explain.txt", b"x"), ("manifest.json", b" ")):
+        (tmp_path / "third").mkdir(exist_ok=True)
+        loaded.save(tmp_path / "third")
+        with (tmp_path / "third" / name).open("r+b") as file:
+            file.seek(30)
+            file.write(change)
+        with pytest.raises(ModelError):
+            tilewright.load(tmp_path / "third")
 
 
 @pytest.mark.slow
-def test_a_device_with_little_memory_under_the_emulator() -> None:
+def test_a_device_with_little_memory_under_the_emulator(tmp_path: Path) -> None:
     model = features((32, 24), ((8, 1), (8, 1))).SerializeToString()
     free = tilewright.compile(model, target="cuda-emulated", effort="fast")
     image = free.artifact.runner.image
@@ -218,4 +246,9 @@ def test_a_device_with_little_memory_under_the_emulator() -> None:
     bound = tilewright.compile(model, target="cuda-emulated", effort="fast", device_memory=taken * 2 // 3)
     assert isinstance(bound.artifact.runner, SweptModel)
     inputs = {"x": whole_numbers(1, 3, 32, 24)}
-    np.testing.assert_array_equal(bound.run(inputs)["p1"], free.run(inputs)["p1"])
+    expected = free.run(inputs)["p1"]
+    np.testing.assert_array_equal(bound.run(inputs)["p1"], expected)
+    bound.save(tmp_path)
+    loaded = tilewright.load(tmp_path)
+    assert isinstance(loaded, tilewright.Model)
+    np.testing.assert_array_equal(loaded.run(inputs)["p1"], expected)
