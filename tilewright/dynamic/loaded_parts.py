@@ -68,7 +68,7 @@ def _check_order(model: StagedModel) -> None:
 
 
 def _check_stages(table: Following, graph: Graph) -> None:
-    """Parts are of the graph: they end at its nodes, ask for its values, and give as much as their code does."""
+    """Parts are of the graph: they end at its nodes, ask for its values, take and give as much as their code does."""
     names = {name for node in graph.nodes for name in (*node.inputs, *node.outputs)} | {"", *graph.constants}
     for stage in table.kept.values():
         ends = () if stage.cut is None else graph.nodes[stage.place : stage.place + 1]
@@ -78,7 +78,9 @@ def _check_stages(table: Following, graph: Graph) -> None:
             raise ValueError("bodies of another node")
         if isinstance(stage.cut, UndecidedError) and stage.cut.itself not in names:
             raise ValueError("a part asks for what there is not")
-        outputs = () if stage.model is None else stage.model.outputs
+        inputs, outputs = ((), ()) if stage.model is None else (stage.model.inputs, stage.model.outputs)
+        if list(stage.takes.values()) != [tuple(port.shape) for port in inputs]:
+            raise ValueError("a part that takes something else")
         ranks = {name: len(port.shape) for name, port in zip(stage.gives, outputs, strict=True)}
         if any(len(stage.forms[name]) != rank for name, rank in ranks.items() if name in stage.forms):
             raise ValueError("extents of another value")

@@ -38,6 +38,7 @@ from tilewright.dynamic.stages import (
 from tilewright.errors import (
     CutError,
     InputError,
+    ModelError,
     OptionError,
     OutsideError,
     RegionError,
@@ -481,6 +482,8 @@ def _given(scope: Scope, name: str, shape: tuple[int, ...], numbers: Sequence[in
         return np.array(numbers, np.int64)
     sequence, mark, place = name.partition("\0")
     found: Array = scope[sequence][int(place)] if mark else scope[name]
+    if found.ndim != len(shape) or any(n > room for n, room in zip(found.shape, shape, strict=True)):
+        raise ModelError(f"'{name}' is no value for the part that takes it; save the model again")
     return padded(found, shape)
 
 
