@@ -218,6 +218,71 @@ class Attention(nn.Module):
         return out
 
 
+class Suppression(nn.Module):
+    """Suppression that ends when no box is left: scores are struck out where they are."""
+
+    def forward(self, boxes: Tensor, given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        scores = given.clone()
+        areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+        kept = torch.zeros(boxes.shape[0], dtype=torch.int64)
+        found = torch.zeros(boxes.shape[0])
+        count = torch.zeros((), dtype=torch.int64)
+        while scores.max() > 0.05:
+            best = scores.argmax()
+            kept[count] = best
+            found[count] = scores[best]
+            box = boxes[best]
+            size = (torch.minimum(boxes[:, 2:], box[2:]) - torch.maximum(boxes[:, :2], box[:2])).clamp(min=0.0)
+            both = size[:, 0] * size[:, 1]
+            scores[both / (areas + areas[best] - both + 1e-6) > 0.5] = 0.0
+            scores[best] = 0.0
+            count = count + 1
+        return kept, found, count
+
+
+class Writer(nn.Module):
+    """Writes words until one that ends the text, keys and values of all before in tables that it writes."""
+
+    def __init__(self, width: int, words: int, steps: int) -> None:
+        super().__init__()
+        self.steps, self.width = steps, width
+        self.embedding, self.words = nn.Embedding(words, width), nn.Linear(width, words)
+        self.inner = nn.Linear(width, 3 * width)
+
+    def forward(self, word: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = torch.zeros(self.steps, self.width), torch.zeros(self.steps, self.width)
+        written = torch.zeros(self.steps, dtype=torch.int64)
+        places = torch.arange(self.steps)
+        count = torch.zeros((), dtype=torch.int64)
+        while word != 0 and count < self.steps:
+            q, k, v = self.inner(self.embedding(word)).chunk(3)
+            keys[count] = k
+            values[count] = v
+            scores = (keys @ q / self.width**0.5).masked_fill(places > count, float("-inf"))
+            word = self.words(scores.softmax(0) @ values).argmax()
+            written[count] = word
+            count = count + 1
+        return written, count
+
+
+class Levels(nn.Module):
+    """Levels of a detector one by one; where one finds anything, its boxes are decoded in place, else struck out."""
+
+    def forward(self, *levels: Tensor) -> Tensor:
+        out = torch.zeros(len(levels), 5, 400)
+        for k, level in enumerate(levels):
+            view = out[k]
+            view.copy_(level)
+            if view[4].max() > 2.5:
+                view[2:4].exp_()
+                view[0:2] -= view[2:4] * 0.5
+                view[2:4] += view[0:2]
+            else:
+                view[:4].zero_()
+            view[4].sigmoid_()
+        return out
+
+
 def _yolo() -> Program:
     sizes = (13, 26, 52)
     return YoloV3(sizes), tuple(torch.randn(1, 3 * (CLASSES + 5), n, n) for n in sizes)
@@ -257,4 +322,16 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "lstm": lambda: (Lstm(WIDTH, STEPS), (torch.randn(STEPS, 1, WIDTH),)),
     "seq2seq": lambda: (Seq2Seq(WIDTH, 1000, STEPS), (torch.randn(STEPS, 1, WIDTH),)),
     "attention": lambda: (Attention(8, 64, STEPS), (torch.randn(STEPS, 512),)),
+}
+
+
+def _boxes() -> tuple[Tensor, Tensor]:
+    corners = torch.rand(KEPT, 2)
+    return torch.cat([corners, corners + torch.rand(KEPT, 2) * 0.4], 1), torch.rand(KEPT)
+
+
+CONTROLLED: dict[str, Callable[[], Program]] = {  # what data decide: none of the paper's own, all of its kind
+    "suppression": lambda: (Suppression(), _boxes()),
+    "writer": lambda: (Writer(WIDTH, 1000, STEPS), (torch.ones((), dtype=torch.int64),)),
+    "levels": lambda: (Levels(), tuple(torch.randn(5, 400) * scale for scale in (0.5, 1.0, 0.2, 1.5, 0.7))),
 }

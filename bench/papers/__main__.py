@@ -4,6 +4,7 @@
     python -m bench.papers souffle --models mmoe,lstm --target h200 --precision float16
     python -m bench.papers roller --seconds 0.3
     python -m bench.papers alcop --target a100
+    python -m bench.papers tensorssa --models lstm,suppression --seconds 0.3
 
 Counts and predictions are for --target, which is the machine at hand unless another is named, and need no hardware.
 Times are measured where --seconds is given and the target is this computer's; all variants take turns in one process.
@@ -22,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from bench import zoo
-from bench.papers import alcop, roller, souffle, welder
+from bench.papers import alcop, roller, souffle, tensorssa, welder
 from bench.papers.steps import Counts, Step, counted, timed
 from bench.support import exported, geometric_mean, table
 from tilewright.frontend.onnx.model import load
@@ -55,6 +56,10 @@ def main(given: Sequence[str] | None = None) -> None:
     elif arguments.paper == "roller":
         of_rows(roller.COLUMNS, roller.rows(target, asked.options, seconds=measures))
         print("\n".join(("", *roller.SAID)))
+    elif arguments.paper == "tensorssa":
+        names = arguments.models.split(",") if arguments.models else list(tensorssa.ALL)
+        of_rows(tensorssa.COLUMNS, tensorssa.rows(names, asked.options, measures))
+        print("\n".join(("", *tensorssa.SAID)))
     else:
         rounds = round(measures * _ROUNDS_A_SECOND)
         of_rows(alcop.COLUMNS, alcop.rows(target, asked.options, rounds=rounds))
@@ -64,7 +69,7 @@ def main(given: Sequence[str] | None = None) -> None:
 def parsed(given: Sequence[str] | None) -> argparse.Namespace:
     described = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m bench.papers", description=__doc__, formatter_class=described)
-    parser.add_argument("paper", choices=(*OF_MODELS, "roller", "alcop"))
+    parser.add_argument("paper", choices=(*OF_MODELS, "roller", "alcop", "tensorssa"))
     parser.add_argument("--models", help="of the zoo, comma-separated (default: those of the paper's own ablation)")
     parser.add_argument("--size", choices=zoo.SIZES, default="full")
     parser.add_argument("--batch", type=int, default=1)
@@ -74,6 +79,8 @@ def parsed(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--exports", type=Path, help="folder of exported models; filled as needed and kept")
     arguments = parser.parse_args(given)
+    if arguments.paper == "tensorssa" and arguments.target not in (None, "cpu"):
+        parser.error("tensorssa runs its programs, on this computer's processor: leave --target out")
     arguments.target = arguments.target or ("a100" if arguments.paper == "alcop" else "cpu")
     return arguments
 

@@ -89,3 +89,17 @@ def test_command_prints_the_paper_beside_it(tmp_path: Path, capsys: pytest.Captu
     assert "| V1 + horizontal |" in printed and "2.14x of V0" in printed
     with pytest.raises(SystemExit):
         main(["tvm"])
+
+
+def test_control_that_data_decide_is_one_call_across_it(
+    capsys: pytest.CaptureFixture[str], kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(kernel_cache))
+    main(["tensorssa", "--models", "suppression"])
+    printed = capsys.readouterr().out
+    assert "| suppression | across control | 1 | 1 |" in printed and "1.34x of the best" in printed
+    alone = next(line for line in printed.splitlines() if "PyTorch's alone" in line).split(" | ")
+    across = next(line for line in printed.splitlines() if "across control" in line).split(" | ")
+    assert int(across[4]) > int(alone[4])  # the loop's kernels are in it
+    with pytest.raises(SystemExit):
+        main(["tensorssa", "--target", "h200"])
