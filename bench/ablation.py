@@ -59,10 +59,9 @@ def ceiling_ms(path: Path, name: str) -> float:
     """What `register` is predicted to take if memory beyond the tile level were as fast as it and kernels began at
     once: memory and starts can give no more. (What is joined may also be cut better than it was alone.)"""
     target = machine(name)
-    near = target.levels.index(target.tile_level)
-    fast = target.tile_level.bandwidth
-    levels = [replace(x, bandwidth=max(fast, x.bandwidth), alone=max(fast, x.alone), write=0.0) if i > near else x
-              for i, x in enumerate(target.levels)]  # fmt: skip
+    fast, far = target.local.bandwidth, target.beyond(target.local)
+    levels = [replace(x, bandwidth=max(fast, x.bandwidth), alone=max(fast, x.alone), write=0.0) if x in far else x
+              for x in target.levels]  # fmt: skip
     free = replace(target, levels=tuple(levels), kernel_cost=0.0, cold_start=0.0)
     plan = build(load(path), free, Options(stop_after="plan", schedule="register")).plan
     assert plan is not None
@@ -72,10 +71,10 @@ def ceiling_ms(path: Path, name: str) -> float:
 def _counted_levels(counted: Traffic, target: Target) -> dict[str, float]:
     backend = backend_for(target)
     result = {}
-    for place in range(1, len(target.levels) - 1):
-        if place - 1 not in backend.caches(target):
-            here = backend.memory_at(target, place) or (Memory.GLOBAL, Memory.SCRATCH, Memory.SHARED)
-            result[target.levels[place].name] = sum(counted.total(memory) for memory in here)
+    for level in target.nearer(target.main):
+        if not set(target.nearer(level)) & set(target.caches):
+            here = backend.memory_at(target, target.place(level)) or (Memory.GLOBAL, Memory.SCRATCH, Memory.SHARED)
+            result[level.name] = sum(counted.total(memory) for memory in here)
     return result
 
 

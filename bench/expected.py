@@ -130,7 +130,7 @@ def expected(
         then = _parts(kernels.plan, kernels.program, {n: us / 1e3 for n, us in microseconds.items()}, target)
     before = times.get("flushed", times["tilewright"])
     peer = min(times["onnxruntime"], times["openvino"])
-    far = target.units * (target.outer or target.main).bandwidth
+    far = target.units * target.beyond_local.bandwidth
     ahead = 1e3 * _asked_bytes(made.plan, made.program) / far
     return Expected(name, before, peer, then, now, ahead if then else 0.0, 2e-6 * _multiply_adds(plain))
 

@@ -78,7 +78,7 @@ def simulated(source: str, target: Target, sizes: list[int], scratch_bytes: int)
     source = re.sub(r"\*\((const )?(v\d+\w+u) \*\)\(", r"*(\1\2 *)SIM_AT(\2, ", source)
     source = re.sub(r"__builtin_prefetch\((.*), 0, [12]\);", r"sim_beside(\1);", source)
     source = re.sub(r"__builtin_prefetch\((.*)\);", r"sim_at(\1, 1);", source)
-    near, far = target.levels[1], target.tile_level
+    near, far = target.nearest, target.local
     return (
         CACHES
         + _COUNTING

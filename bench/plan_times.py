@@ -137,7 +137,7 @@ class Bench:
         }
         for tensor in (*program.inputs, *program.outputs):
             self._reserve(tensor.name, sizes[tensor.name] * tensor.dtype.bytes)
-        sweep_size = target.units * target.tile_level.capacity // 4
+        sweep_size = target.units * target.local.capacity // 4
         for name in ("sweep in", "sweep out"):
             self._reserve(name, 4 * sweep_size)
         sweep = copy_kernel(sweep_size, dtypes.float32, target)

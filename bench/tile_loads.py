@@ -74,7 +74,7 @@ def simulated(source: str, target: Target) -> str:
     source = re.sub(r"__builtin_prefetch\((.*)\);", r"sim_run(\1, 1, 0);", source)
     source = re.sub(r"__builtin_memcpy\((.*?\)), (\(.*?\)), (sizeof.*)\);",
                     r"sim_run(\2, \3, 0); sim_run(\1, \3, 0);", source)  # fmt: skip
-    near, far = target.levels[1], target.tile_level
+    near, far = target.nearest, target.local
     return (
         CACHES
         + source

@@ -83,8 +83,8 @@ def _choices(connector: Connector, group: Group, sizes: _Sizes) -> list[Choice]:
     times = predict(nests, [costs.plans[n] for n in nests], context, stored, by_axis)
     order = np.lexsort((times.tiles, np.round(times.seconds * 1e9)))[: np.isfinite(times.seconds).sum()]
     kept = {*order[:_BEST].tolist(), *order[:: max(1, len(order) // _OTHERS)].tolist()}
-    level = context.target.tile_level
-    outer = context.target.outer
+    level = context.target.local
+    outer = context.target.shared_cache
     found = [group.choice] if not group.choice.block and not group.choice.step else []
     for place in sorted(kept):
         tile = tuple((f"o{i}", int(c[place])) for i, (a, c) in enumerate(zip(root.axes, columns, strict=True))

@@ -32,7 +32,7 @@ def copy_of(name: str) -> Leaf:
 def staged_twice(program: Program, target: Target, stages: int) -> Plan:
     """Rows of x come to L2 part by part, and columns of those and of w's rows to L1, each ahead of its use."""
     y = replace(planned(program, target)["y"], part="step", cut=(), ahead=0)
-    near, tile = target.levels[1].name, target.tile_level.name
+    near, tile = target.nearest.name, target.local.name
     rows, depth = TileAxis("rows", 20, (Bind("y", "o0"),)), TileAxis("s", 40, (Bind("y", "r0"),))
     inner = Tile(near, (("s", 16),), "order", (copy_of("x"), copy_of("w"), y),
                  (Hold("x", fill="copy", stages=stages), Hold("w", fill="copy", stages=stages),
@@ -46,7 +46,7 @@ def staged_twice(program: Program, target: Target, stages: int) -> Plan:
 
 def warps(program: Program, threads: tuple[int, int] = (32, 96), runs: str = "together") -> Plan:
     """One warp computes the exponentials of the next columns while the others multiply with these."""
-    shared = H200.levels[1].name
+    shared = H200.nearest.name
     produced, y = planned(program, H200)["p"], Leaf("y", "y", part="step", vector="o1", order=("o0", "o1", "r0"))
     sides = [Tile(shared, over="lanes", count=n, body=(leaf,)) for n, leaf in zip(threads, (produced, y), strict=True)]
     depth = TileAxis("s", 96, (Bind("p", "o1"), Bind("y", "r0")))
@@ -83,7 +83,7 @@ def persistent(tile: Tile) -> Tile:
 def recomputed(program: Program, target: Target) -> Plan:
     leaf = planned(program, target)
     rows = TileAxis("rows", 40, (Bind("a", "o0"), Bind("b", "o0")))
-    near, tile = target.levels[1].name, target.tile_level.name
+    near, tile = target.nearest.name, target.local.name
     inner = Tile(near, (("rows", 4),), "order", (leaf["p"], leaf["b"]), (Hold("p"),))
     kernel = Tile(tile, (("rows", 16),), "cores", (leaf["p"], leaf["a"], inner), (Hold("p"),), (rows,), "k0")
     return by_hand(Tile(target.main.name, body=(kernel,)), target)

@@ -73,7 +73,7 @@ class CpuTimer:
     def __init__(self, target: Target, threads: int) -> None:
         self.clock = "thread" if threads == 1 else "wall"
         self.now = time.thread_time_ns if threads == 1 else time.perf_counter_ns
-        self.sweep = np.zeros(_SWEPT * target.tile_level.capacity * threads, np.uint8)
+        self.sweep = np.zeros(_SWEPT * target.local.capacity * threads, np.uint8)
 
     def timer(self, runner: Any, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> Timer:
         def run() -> float:

@@ -67,7 +67,7 @@ def counted(step: Step, target: Target) -> Counts:
     loops = lowered(step, target)
     moved = traffic_of(step.program, step.plan, target).values()
     levels = {
-        level.name: float(sum(k.levels[place].read + k.levels[place].written for k in moved))
+        level.name: float(sum(k.by_level[place].read + k.by_level[place].written for k in moved))
         for place, level in enumerate(target.levels) if place
     }  # fmt: skip
     seconds = sum(float(k.seconds) for k in price(step.program, step.plan, target).kernels.values())

@@ -25,17 +25,17 @@ def steps(graph: Graph, target: Target, options: Options) -> Iterator[Step]:
     options = replace(options, merging="off")
     yield planned("none", graph, target, replace(options, schedule="none"))
     yield planned("registers", graph, target, replace(options, schedule="register"))
-    near = planned(f"+ {target.tile_level.name}", graph, without_outer(target), options)
+    near = planned(f"+ {target.local.name}", graph, without_outer(target), options)
     flat = _flat(near)
     yield flat
     if flat.plan != near.plan:
         yield replace(near, name="+ nearer")
-    if target.outer is not None:
-        yield planned(f"+ {target.outer.name}", graph, target, options)
+    if target.shared_cache is not None:
+        yield planned(f"+ {target.shared_cache.name}", graph, target, options)
 
 
 def without_outer(target: Target) -> Target:
-    return replace(target, levels=tuple(x for x in target.levels if x is not target.outer))
+    return replace(target, levels=tuple(x for x in target.levels if x is not target.shared_cache))
 
 
 def _flat(step: Step) -> Step:

@@ -71,7 +71,7 @@ def program_of(model: ModelProto, name: str) -> Program:
 
 def traffic(program: Program, plan: Plan, name: str) -> float:
     """Bytes from and to main memory."""
-    return sum(kernel.levels[-1].total for kernel in traffic_of(program, plan, machine(name)).values())
+    return sum(kernel.by_level[-1].total for kernel in traffic_of(program, plan, machine(name)).values())
 
 
 def stored(plan: Plan) -> set[str]:

@@ -124,8 +124,8 @@ def stacks(seed: int) -> ModelProto:
 def small_caches(name: str) -> Target:
     """The machine with caches in which tiles of these graphs do not stay as they are."""
     target = machine(name)
-    outer = "" if target.outer is None else target.outer.name
-    sizes = {target.levels[1].name: 4 << 10, target.tile_level.name: 48 << 10, outer: 192 << 10}
+    outer = "" if target.shared_cache is None else target.shared_cache.name
+    sizes = {target.nearest.name: 4 << 10, target.local.name: 48 << 10, outer: 192 << 10}
     return replace(target, levels=tuple(replace(x, capacity=sizes.get(x.name, x.capacity)) for x in target.levels))
 
 

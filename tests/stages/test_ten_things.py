@@ -104,7 +104,7 @@ def test_1_copies_double_buffered_at_two_levels_of_a_device_and_its_host() -> No
     """Columns of w come from the host part by part, and each kernel brings rows of them to shared memory."""
     program = program_of(PRODUCT)
     y = Leaf("y", "y", part="step", vector="o1", order=("o0", "o1", "r0"))
-    shared, main = H200.levels[1].name, H200.main.name
+    shared, main = H200.nearest.name, H200.main.name
     copies = replace(copy_of("w"), lanes=1, register=())
     found = {}
     for stages in (1, 2):
@@ -165,7 +165,7 @@ def test_2_the_warps_on_the_emulator(tmp_path: Path) -> None:
 
 def test_2_a_warp_that_copies_for_the_others() -> None:
     program = program_of(PRODUCT)
-    shared = H200.levels[1].name
+    shared = H200.nearest.name
     y = Leaf("y", "y", part="step", vector="o1", order=("o0", "o1", "r0"))
     sides = (Tile(shared, over="lanes", count=32, body=(replace(copy_of("w"), lanes=1, register=()),)),
              Tile(shared, over="lanes", count=64, body=(y,)))  # fmt: skip

@@ -79,7 +79,7 @@ class _Tree:
         times, units = max(1, self.launches.get(kernel.name, 1)), self.device.units
         own = [k for name, k in self.found.kernels.items() if name.partition(".")[0] == kernel.name]
         moved = max(
-            (sum(k.levels[place].total for k in own) / times / (level.bandwidth * units)
+            (sum(k.by_level[place].total for k in own) / times / (level.bandwidth * units)
              for place, level in enumerate(self.device.levels) if place), default=0.0,
         )  # fmt: skip
         work = sum(n.value_cost * prod(extent_of(a.extent) for a in n.axes)

@@ -225,9 +225,6 @@ class Backend(Protocol):
     def launch_terms(self, works: Sequence[Work], target: Target) -> Terms:
         """The same of kernels that share a launch."""
 
-    def caches(self, target: Target) -> range:
-        """The places of the levels that keep what passes through them; nearer ones hold what they are told to."""
-
     def memory_at(self, target: Target, place: int) -> frozenset[Memory] | None:
         """The memories of the Loops that are at a level next to registers; None: all of them."""
 

@@ -16,7 +16,7 @@ from tilewright.backend import backend_for
 from tilewright.backend.terms import Found, Terms, Work
 from tilewright.backend.traffic import Known, Run, moved_alone, runs_of
 from tilewright.ir.forms.compute import Program, Scan, all_computes
-from tilewright.target import Target
+from tilewright.target import MemoryLevel, Target
 from tilewright.tile_graph.algebra.propagate import Size, extent_of
 from tilewright.tile_graph.plan.form import Barrier, Plan, Tile
 from tilewright.tile_graph.traffic.touch import least, most
@@ -110,10 +110,9 @@ def _leaves(node: Node, times: Size) -> Iterator[tuple[Walk, Size]]:
 
 def found_by_level(runs: Sequence[Run], target: Target, known: Known) -> list[list[Found]]:
     """By level, what every run of a kernel finds there and leaves there."""
-    places = backend_for(target).caches(target)
-    beyond = {place: _beyond(runs, target, place, known) for place in places}
-    if places.start > 1:  # nearer memory is told what to hold: leaves fetch what they touch, tile by tile
-        beyond[places.start - 1] = _touched(runs, target.levels[places.start].transaction)
+    beyond = {target.place(cache): _beyond(runs, target, cache, known) for cache in target.caches}
+    if target.copies_tiles:  # what is told what to hold: leaves fetch what they touch, tile by tile
+        beyond[target.place(target.local)] = _touched(runs, target.beyond_local.transaction)
     found = [[Found() for _ in runs] for _ in target.levels]
     walked = [_walked(run, target.main.transaction) for run in runs]
     for number in range(len(runs)):
@@ -153,12 +152,11 @@ def _sums(found: Bytes, walked: Mapping[Hashable, Size]) -> Found:
     return Found(total[False], total[True], runs[False], runs[True])
 
 
-def _beyond(runs: Sequence[Run], target: Target, place: int, known: Known) -> list[Moved]:
+def _beyond(runs: Sequence[Run], target: Target, level: MemoryLevel, known: Known) -> list[Moved]:
     """What every run of a kernel fetches from beyond a cache, and writes there."""
-    level = target.levels[place]
     cache = Cache(level.capacity * level.shared_by, level.transaction)
     alone = _alone(runs, cache, known)
-    if place < len(target.levels) - 2:
+    if level is not target.caches[-1]:
         return sequence(alone, cache)
     return sequence([*alone, *alone], cache)[len(alone) :]
 

@@ -37,12 +37,12 @@ class Terms:
 
     seconds: Size = 0.0
     compute: Size = 0.0
-    levels: tuple[LevelTerm, ...] = ()  # by place in the target's levels
+    by_level: tuple[LevelTerm, ...] = ()  # by place in the target's levels
     waits: Size = 0.0  # starts of kernels and tiles, barriers, and what one tile waits for that no other hides
 
     @property
     def moving(self) -> Size:
-        return sum((level.seconds for level in self.levels), 0.0)
+        return sum((level.seconds for level in self.by_level), 0.0)
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class Work:
     found: Sequence[Found]  # by place in the target's levels
 
 
-def rate(target: Target, place: int, active: Size, writes: bool = False) -> Size:
+def rate(target: Target, level: MemoryLevel, active: Size, writes: bool = False) -> Size:
     """Bytes a second that each of so many units reads from a level, or writes to it, at once: all that the level gives,
     shared, and no more than one unit draws alone. What is farther away is never faster."""
     found: Size = 0.0
-    for level in target.levels[place:]:
-        found = most(found, _own_rate(target, level, active, writes))
+    for each in (level, *target.beyond(level)):
+        found = most(found, _own_rate(target, each, active, writes))
     return found
 
 
@@ -76,14 +76,17 @@ def _own_rate(target: Target, level: MemoryLevel, active: Size, writes: bool) ->
 def level_terms(
     found: Sequence[Found], target: Target, active: Size, beyond_a_run: int = 0
 ) -> tuple[LevelTerm, ...]:
-    """What is found at every level, and what that takes so many units that share it evenly; every run costs so many
-    lines more where it is found beyond the second cache."""
-    made = [LevelTerm(f.read, f.written, 0.0) for f in found[:2]]
-    for place, each in enumerate(found[2:], 2):
-        more = beyond_a_run * target.levels[place].transaction if place > 2 else 0
-        seconds = (each.read + more * each.read_runs) / rate(target, place, active)
-        seconds = seconds + (each.written + more * each.written_runs) / rate(target, place, active, writes=True)
-        made.append(LevelTerm(each.read, each.written, seconds / most(active, 1.0)))
+    """What is found at every level, and what that takes so many units that share it evenly beyond the nearest memory;
+    every run costs so many lines more where it is found beyond what a unit has to itself."""
+    made = []
+    for level, each in zip(target.levels, found, strict=True):
+        seconds: Size = 0.0
+        if level in target.beyond(target.nearest):
+            more = beyond_a_run * level.transaction if level in target.beyond(target.local) else 0
+            seconds = (each.read + more * each.read_runs) / rate(target, level, active)
+            seconds = seconds + (each.written + more * each.written_runs) / rate(target, level, active, writes=True)
+            seconds = seconds / most(active, 1.0)
+        made.append(LevelTerm(each.read, each.written, seconds))
     return tuple(made)
 
 

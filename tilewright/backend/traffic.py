@@ -45,7 +45,7 @@ class LevelTraffic:
 @dataclass(frozen=True)
 class KernelTraffic:
     name: str
-    levels: tuple[LevelTraffic, ...]  # by place in the target's levels; what is nearest has none nearer
+    by_level: tuple[LevelTraffic, ...]  # by place in the target's levels; what is nearest has none nearer
     memories: Mapping[Memory, tuple[float, float]]  # bytes loaded and stored, by memory of the Loops
 
 
@@ -62,8 +62,8 @@ def traffic_of_runs(runs: Sequence[Run], target: Target, known: Known | None = N
     passed: dict[int, list[Moved]] = {}
     footprints: dict[int, dict[Hashable, float]] = {}
     trees = {run.key: run.tree for run in runs}
-    for place in backend.caches(target):
-        level = target.levels[place]
+    for level in target.caches:
+        place = target.place(level)
         cache = Cache(level.capacity * level.shared_by, level.transaction)
         passed[place] = sequence([moved_alone(run, cache, known).renamed(run.names) for run in runs], cache)
         footprints[place] = {key: held(tree, cache) for key, tree in trees.items()}

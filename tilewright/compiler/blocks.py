@@ -80,7 +80,7 @@ def _is_apart(lowered: Callable[[int], Program], parts: int, size: int) -> bool:
 def _paying(one: Program, low: int, high: int, target: Target) -> tuple[int, ...] | None:
     """Sizes of blocks that take little longer than one run for all, by the bytes that each run reads again."""
     weights = sum(prod(map(upper, t.shape)) * t.dtype.bytes for t in one.constants)
-    level = target.outer if target.outer is not None and weights <= target.outer_room else target.main
+    level = target.shared_cache if target.shared_cache is not None and weights <= target.shared_room else target.main
     again = weights / (level.bandwidth * target.units) + len(one.computes) * target.kernel_cost + _CALL
     own = sum(map(operations, one.computes)) / (2 * target.fma_rate * target.units)
     for sizes in _SIZES:

@@ -106,8 +106,8 @@ def gpu_manifest(row: Mapping[str, Any]) -> GpuManifest:
 
 
 def _limits(target: Mapping[str, Any]) -> LaunchLimits:
-    _, tile_level, *_ = target["levels"]
-    return LaunchLimits(int(tile_level["capacity"]), int(target["max_threads"]))
+    _registers, shared, *_ = target["levels"]
+    return LaunchLimits(int(shared["capacity"]), int(target["max_threads"]))
 
 
 def start_gpu(folder: Path, manifest: GpuManifest, *, trust: bool = False) -> Any:

@@ -64,14 +64,14 @@ class Scopes:
         known = self.inner.sums.get(key)
         if known is not None:
             return known
-        levels: dict[Scope, list[tuple[Expr, int]]] = {}
+        parts: dict[Scope, list[tuple[Expr, int]]] = {}
         loose: list[tuple[Expr, int]] = []
         for term, coefficient in key:
             scope = self._home(term)
-            (loose if scope is None else levels.setdefault(scope, [])).append((term, coefficient))
+            (loose if scope is None else parts.setdefault(scope, [])).append((term, coefficient))
         text = ""
-        for scope in sorted(levels, key=lambda s: s.depth):
-            text = self._declared(scope, text, tuple(levels[scope]))
+        for scope in sorted(parts, key=lambda s: s.depth):
+            text = self._declared(scope, text, tuple(parts[scope]))
         if loose:
             text = self._spelled(text, tuple(loose))
         self.inner.sums[key] = text

@@ -38,7 +38,7 @@ def explain_json(artifact: Artifact, measured: Profile | None = None) -> dict[st
         "model": artifact.graph.name,
         "target": {
             "name": target.name, "architecture": target.architecture, "units": target.units,
-            "vector_bytes": target.vector_bytes, "tile_level": target.tile_level.name, "main_level": target.main.name,
+            "vector_bytes": target.vector_bytes, "local_level": target.local.name, "main_level": target.main.name,
             "levels": [{"name": x.name, "bytes": x.capacity, "bytes_a_second": x.bandwidth * target.units}
                        for x in target.levels],
             "operations_a_second": 2 * target.fma_rate * target.units,
@@ -67,7 +67,7 @@ def explain_json(artifact: Artifact, measured: Profile | None = None) -> dict[st
     facts["calls"] = sum(row.calls for row in rows if row.launch is None)
     neighbours = Neighbours(model, target, {p.name: row.name for row in rows for p in row.plans})
     times = _measured(measured, rows)
-    edges = Edges(model, target.levels[0].name)
+    edges = Edges(model, target.registers.name)
     facts["kernels"] = [
         _kernel_facts(model, row, target, neighbours, edges, times.get(row.name), artifact.loops) for row in rows
     ]
@@ -157,18 +157,19 @@ def _traffic_facts(kernels: Sequence[KernelTraffic], target: Target) -> dict[str
     """Bytes read from and written to every level but the registers in all calls, and the most that stays there; and
     those of main memory once more."""
     levels: list[dict[str, Any]] = [
-        {"level": level.name, "read_bytes": round(sum(k.levels[place].read for k in kernels)),
-         "written_bytes": round(sum(k.levels[place].written for k in kernels)),
-         "footprint_bytes": round(max((k.levels[place].footprint for k in kernels), default=0.0))}
+        {"level": level.name, "read_bytes": round(sum(k.by_level[place].read for k in kernels)),
+         "written_bytes": round(sum(k.by_level[place].written for k in kernels)),
+         "footprint_bytes": round(max((k.by_level[place].footprint for k in kernels), default=0.0))}
         for place, level in enumerate(target.levels) if place
     ]  # fmt: skip
-    return {"levels": levels, "traffic_bytes": levels[-1]["read_bytes"] + levels[-1]["written_bytes"]}
+    *_, main = levels
+    return {"levels": levels, "traffic_bytes": main["read_bytes"] + main["written_bytes"]}
 
 
 def _term_facts(kernels: Sequence[Terms], target: Target) -> dict[str, Any]:
     """What all calls take by the fold over the tree (backend/seconds.py), term by term: each hides others in part."""
     levels = [
-        {"level": level.name, "us": round(1e6 * sum(float(k.levels[place].seconds) for k in kernels), 3)}
+        {"level": level.name, "us": round(1e6 * sum(float(k.by_level[place].seconds) for k in kernels), 3)}
         for place, level in enumerate(target.levels) if place > 1
     ]  # fmt: skip
     compute, waits, seconds = (
@@ -294,7 +295,7 @@ def _kernel_facts(
         "edges": [
             {"tensor": name, "level": where, "mode": mode, "bytes": bytes_of(model.tensors[name]),
              "nodes": origins([model.by_name[name]])}
-            for name, where, mode in _edges(plan, target.levels[0].name)
+            for name, where, mode in _edges(plan, target.registers.name)
         ],
         "reason": plan.estimate.reason,
     }  # fmt: skip

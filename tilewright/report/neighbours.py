@@ -63,9 +63,9 @@ class Neighbours:
         is_near = nearer is not None and self._inner_level(kernel, leaf.tensor) == nearer.level
         flat = nearer.apart if is_near and nearer is not None else trial.together
         place = trial.level if is_joined else view.between.get(tensor, target.main.name)
-        outer = target.outer.name if target.outer is not None else ""
+        outer = target.shared_cache.name if target.shared_cache is not None else ""
         tried = [
-            _entry(target.levels[0].name, None, why, False),
+            _entry(target.registers.name, None, why, False),
             *([_entry(nearer.level, nearer.together, nearer.reason, is_near)] if nearer is not None else []),
             _entry(trial.level, flat, "" if is_joined else trial.reason, is_joined and not is_near),
             *([_entry(outer, trial.apart if place == outer else None, self._passes(tensor, place), place == outer)]
@@ -86,11 +86,11 @@ class Neighbours:
 
     def _passes(self, tensor: str, place: str) -> str:
         """Why a tensor does not stay in the outer cache between kernels."""
-        if self._target.outer is None or place == self._target.outer.name:
+        if self._target.shared_cache is None or place == self._target.shared_cache.name:
             return ""
-        if tensor not in self._distances or self._distances[tensor] <= self._target.outer_room:
+        if tensor not in self._distances or self._distances[tensor] <= self._target.shared_room:
             return "it leaves the model, or the steps of a Scan read it"
-        passing, room = (f"{n / 1e6:.3g} MB" for n in (self._distances[tensor], self._target.outer_room))
+        passing, room = (f"{n / 1e6:.3g} MB" for n in (self._distances[tensor], self._target.shared_room))
         return f"{passing} pass before it is read for the last time, and {room} stay"
 
     def _trial(self, kernel: Tile, leaf: Leaf, other: Tile) -> Trial:

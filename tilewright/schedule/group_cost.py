@@ -150,7 +150,7 @@ class GroupCost:
         """The best tile with everything resident, or streamed where the intermediates would crowd the tile level."""
         plans = [self.plans[n] for n in nests]
         resident = self.backend.choose_tile(nests, plans, self.context, stored, fixed)
-        roomy = resident is not None and resident.footprint <= self.context.target.tile_level.capacity // 4
+        roomy = resident is not None and resident.footprint <= self.context.target.local.capacity // 4
         if len(nests) == 1 or self.streaming == "never":
             return resident
         in_registers = self.backend.stream_in_registers(nests, plans)  # needs no room at the tile level

@@ -61,10 +61,10 @@ class Looked:
 
     @cached_property
     def moved(self) -> float:
-        """Bytes that come from beyond the tile level or go there."""
-        beyond = self.target.levels.index(self.target.tile_level) + 1
+        """Bytes that come from beyond what a unit has to itself, or go there."""
+        beyond = len(self.target.beyond(self.target.local))
         terms = price(self.program, self.plan, self.target).kernels.values()
-        return sum(float(level.read + level.written) for t in terms for level in t.levels[beyond:])
+        return sum(float(level.read + level.written) for t in terms for level in t.by_level[-beyond:])
 
     @cached_property
     def idle(self) -> float:
@@ -169,9 +169,7 @@ class _Search:
 
     def _in_smaller_tiles(self) -> Iterator[Looked]:
         target = self.quickest.target
-        levels = [replace(level, capacity=int(level.capacity * _SMALLER)) if level is target.tile_level else level
-                  for level in target.levels]  # fmt: skip
-        yield from self._one(target=replace(target, levels=tuple(levels)))
+        yield from self._one(target=target.with_level(target.local, capacity=int(target.local.capacity * _SMALLER)))
 
     def _by_itself(self) -> Iterator[Looked]:
         yield from self._one(schedule="register")

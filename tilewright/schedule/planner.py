@@ -261,7 +261,7 @@ class _Builder:
         planned, keeps = self.backend.plan_steps(steps, scan, self.context)
         kernels = [self._kernel(group, step) for group, step in zip(groups, planned, strict=True)]
         held = tuple(Hold(name, fill="read") for name in keeps)
-        level = self.context.target.tile_level.name if keeps else self.context.target.main.name
+        level = self.context.target.local.name if keeps else self.context.target.main.name
         tile = Tile(level, over="steps", body=tuple(kernels), holds=held, scan=scan.outputs[0].name)
         return [Unit(tile, given, taken)]
 
@@ -300,7 +300,7 @@ class _Builder:
         about = Estimate(round(seconds, 9), choice.footprint, self._reason(group),
                          round(choice.busy, 9))  # fmt: skip
         kernel = kernel_tile(
-            self.backend.launch, choice.level or self.context.target.tile_level.name, nests, leaves,
+            self.backend.launch, choice.level or self.context.target.local.name, nests, leaves,
             self.costs.stored(nests), stream, choice, lanes, step.prefetched if step else (), about,
         )  # fmt: skip
         return self.backend.share_out(kernel, nests, leaves, choice, stream, self.context)

@@ -150,10 +150,10 @@ def in_tree(units: Sequence[Tile], program: Program, target: Target) -> Tile:
     left = [n for k in kernels for leaf in k.leaves if leaf.tensor not in k.held and leaf.part != "copy"
             for n in (t.name for t in computes[leaf.tensor].outputs) if n not in given]  # fmt: skip
     distances = reuse_distances(named, computes)
-    near = {n for n in left if n in distances and distances[n] <= target.outer_room}
+    near = {n for n in left if n in distances and distances[n] <= target.shared_room}
     body: tuple[Tile | Leaf, ...] = tuple(_issued(named, target))
-    if target.outer is not None and near:
-        main, outer = target.main.name, target.outer.name
+    if target.shared_cache is not None and near:
+        main, outer = target.main.name, target.shared_cache.name
         body = tuple(replace(n, level=outer) if isinstance(n, Tile) and n.level == main else n for n in body)
         body = (Tile(outer, body=body, holds=tuple(Hold(n) for n in dict.fromkeys(left) if n in near)),)
     return Tile(target.main.name, body=body, holds=tuple(Hold(n) for n in dict.fromkeys(left) if n not in near))
@@ -162,7 +162,7 @@ def in_tree(units: Sequence[Tile], program: Program, target: Target) -> Tile:
 def _issued(units: Sequence[Tile], target: Target) -> list[Tile]:
     """A kernel that computes for long before a Scan starts brings the Scan's weights near on the way."""
     result = list(units)
-    unhurried = _UNHURRIED * target.tile_level.capacity / target.main.bandwidth
+    unhurried = _UNHURRIED * target.local.capacity / target.main.bandwidth
     taken: set[str] = set()
     for place, unit in enumerate(units):
         if unit.over != "steps" or not unit.holds:

@@ -66,7 +66,7 @@ class Trials:
 
     def joined(self, feeder: Tile, reader: Tile) -> Trial:
         """Two kernels of which one reads from the other, as one."""
-        level = self._target.tile_level.name
+        level = self._target.local.name
         if self._scans[feeder.name] != self._scans[reader.name]:
             return Trial(level, None, None, "one of the two is part of a Scan's steps, the other is not")
         side = self._sides[self._scans[feeder.name]]
@@ -132,7 +132,7 @@ class Trials:
 
     def _nearer_level(self, kernel: Tile) -> str | None:
         """The cache inside that of a kernel's tile."""
-        places = [self._target.levels[i].name for i in backend_for(self._target).caches(self._target)]
+        places = [cache.name for cache in self._target.caches]
         place = places.index(kernel.level) if kernel.level in places else 0
         return places[place - 1] if place else None
 

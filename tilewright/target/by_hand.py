@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ def from_json(text: str, where: str = "the machine description") -> Target:
         raise OptionError(f"{where} is not JSON: line {error.lineno}: {error.msg}; {_WAY_OUT}") from error
     reader = _Reader(where)
     values = reader.record(given, "", Target, _TARGET)
+    if values["kind"] == "gpu" and not any("scratchpad" in level for level in given["levels"]):
+        values["levels"] = tuple(replace(x, scratchpad=place == 1) for place, x in enumerate(values["levels"]))
     near = values["levels"][1].capacity if len(values["levels"]) > 1 else 0
     target = Target(**{**usual_costs(values["architecture"], near), **values})
     reader.check(target)
@@ -97,6 +99,8 @@ class _Reader:
             raise self.wrong(f"the levels of a {target.kind} are {order}, not {', '.join(names) or 'none'}")
         if target.kind == "gpu" and (not target.clock or not all(level.latency for level in target.levels[1:])):
             raise self.wrong("a gpu needs its 'clock' and the 'latency' of every level but the registers")
+        if target.kind == "gpu" and not target.nearest.scratchpad:
+            raise self.wrong(f"the field 'levels[1].scratchpad' must be true: it is {_GPU_LEVELS[1]}")
         if target.vector_bytes & (target.vector_bytes - 1) or target.vector_bytes < 4:
             raise self.wrong(f"the field 'vector_bytes' must be a power of two, 4 or more, not {target.vector_bytes}")
 
@@ -191,7 +195,7 @@ def _rates(reader: _Reader, value: Any, place: str) -> tuple[tuple[str, float], 
 
 _LEVEL: dict[str, _Read] = {
     "name": _text, "capacity": _count, "transaction": _count, "bandwidth": _rate, "shared_by": _count,
-    "alone": _measured, "write": _measured, "latency": _measured,
+    "alone": _measured, "write": _measured, "latency": _measured, "scratchpad": _flag,
 }  # fmt: skip
 _TARGET: dict[str, _Read] = {
     "name": _text, "kind": _kind, "architecture": _text, "units": _count, "vector_bytes": _count,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from math import gcd
 from typing import Any
@@ -24,6 +24,7 @@ class MemoryLevel:
     alone: float = 0.0  # bytes read a second by one unit while the others rest; 0: not measured
     write: float = 0.0  # bytes written a second by one unit, all units busy; 0: not measured
     latency: float = 0.0  # seconds from a read to the next that depends on it; 0: not measured
+    scratchpad: bool = False  # holds what kernels copy there themselves; a cache keeps what passes through it
 
     @property
     def writing(self) -> float:
@@ -52,8 +53,8 @@ class Target:
     vector_bytes: int  # width of a vector register; on a GPU the widest access of a thread
     vector_registers: int
     fma_rate: float  # float32 multiply-adds a second and unit, all units busy
-    # Registers first, main memory last. What a level is for follows from its place, not from its name: on a CPU the
-    # nearest cache, that of a core's tiles, what cores share; on a GPU a block's memory, what blocks share.
+    # Registers first, main memory last. What a level is for follows from what it is, not from its name: `nearest`,
+    # `local` and `shared_cache` are a core's L1, its L2 and the L3; a block's shared memory, the same, and the L2.
     levels: tuple[MemoryLevel, ...]
     kernel_cost: float  # seconds to start a kernel (CPU: the barrier before it)
     warp: int = 1  # threads that run in lock-step
@@ -84,32 +85,72 @@ class Target:
     def level(self, name: str) -> MemoryLevel:
         return next(level for level in self.levels if level.name == name)
 
+    def place(self, level: MemoryLevel) -> int:
+        """Of a level among all of them, registers being the first."""
+        return self.levels.index(level)
+
+    def nearer(self, level: MemoryLevel) -> tuple[MemoryLevel, ...]:
+        """The memories between the registers and a level."""
+        return self.levels[1 : self.place(level)]
+
+    def beyond(self, level: MemoryLevel) -> tuple[MemoryLevel, ...]:
+        """The memories farther away than a level, main memory last."""
+        return self.levels[self.place(level) + 1 :]
+
+    def with_level(self, level: MemoryLevel, **changes: Any) -> Target:
+        """The same machine but for one of its levels."""
+        place = self.place(level)
+        return replace(self, levels=(*self.levels[:place], replace(level, **changes), *self.levels[place + 1 :]))
+
+    @property
+    def registers(self) -> MemoryLevel:
+        return self.levels[0]
+
+    @property
+    def nearest(self) -> MemoryLevel:
+        """The memory next to the registers."""
+        return self.levels[1]
+
     @cached_property
-    def tile_level(self) -> MemoryLevel:
-        """Where intermediate tiles of connected computes live: a core's L2, a block's shared memory."""
-        return self.levels[1 if self.kind == "gpu" else 2]
+    def caches(self) -> tuple[MemoryLevel, ...]:
+        """The levels that keep what passes through them, nearest first."""
+        return tuple(level for level in self.nearer(self.main) if not level.scratchpad)
+
+    @cached_property
+    def local(self) -> MemoryLevel:
+        """Where a unit keeps the tiles of connected computes: its scratchpad; else the farthest cache that it has to
+        itself, the nearest apart, which is for what a register tile reads; else the nearest but one."""
+        scratchpad = next((level for level in reversed(self.levels) if level.scratchpad), None)
+        if scratchpad is not None:
+            return scratchpad
+        first = next((self.place(level) for level in self.caches if level.shared_by > 1), 0)  # that units share
+        return self.levels[max(2, first - 1)]
 
     @property
     def copies_tiles(self) -> bool:
-        """Whether kernels copy operands to the tile level themselves, into shared memory; a cache fills by itself."""
-        return self.kind == "gpu"
+        """Whether kernels copy operands into a unit's memory themselves; a cache fills by itself."""
+        return self.local.scratchpad
 
     @property
     def lanes_are_threads(self) -> bool:
         """Whether the lanes of a vector are threads that read each for itself; registers hold neighbours in memory."""
-        return self.kind == "gpu"
+        return self.warp > 1
 
     @cached_property
-    def outer(self) -> MemoryLevel | None:
-        """The cache that cores share before main memory, where it is large enough to count."""
-        beyond = self.levels[self.levels.index(self.tile_level) + 1]
-        return beyond if beyond is not self.main else None
+    def beyond_local(self) -> MemoryLevel:
+        """Where a unit finds what it does not keep: the cache that units share, or main memory."""
+        return self.beyond(self.local)[0]
 
     @cached_property
-    def outer_room(self) -> int:
-        """Bytes of the outer cache that may be counted on between two uses, all units together: half of it, the rest
+    def shared_cache(self) -> MemoryLevel | None:
+        """The cache that units share before main memory, where it is large enough to count."""
+        return self.beyond_local if self.beyond_local is not self.main else None
+
+    @cached_property
+    def shared_room(self) -> int:
+        """Bytes of the shared cache that may be counted on between two uses, all units together: half of it, the rest
         is for what passes."""
-        return 0 if self.outer is None else self.outer.capacity * self.outer.shared_by // 2
+        return 0 if self.shared_cache is None else self.shared_cache.capacity * self.shared_cache.shared_by // 2
 
     @cached_property
     def main(self) -> MemoryLevel:
@@ -122,12 +163,12 @@ class Target:
     @property
     def loads_per_fma(self) -> float:
         """Vectors that come from the nearest cache in the time of one vector multiply-add, all units busy."""
-        return self.levels[1].bandwidth / self.vector_bytes * self.lanes(4) / self.fma_rate
+        return self.nearest.bandwidth / self.vector_bytes * self.lanes(4) / self.fma_rate
 
     def lines_held(self, step: int) -> int:
         """Lines so many bytes apart that the first cache holds beside what else is read: they fall on some of its
         sets alone."""
-        near = self.levels[1]
+        near = self.nearest
         way = near.capacity // self.near_ways
         return way // max(gcd(step, way), near.transaction) * max(1, self.near_ways * 3 // 4)
 

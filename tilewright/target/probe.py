@@ -146,8 +146,8 @@ def sets(target: Target, physical_bytes: int) -> tuple[int, int, int, int]:
     """Bytes one worker moves at L1, L2, the outer cache (0: there is none) and in main memory.
 
     Half a cache is surely in it; beyond the L2 a set must not fit the L2, and in main memory not the outer cache."""
-    near, middle = target.levels[1].capacity, target.tile_level.capacity
-    outer = target.outer.capacity if target.outer is not None else 0
+    near, middle = target.nearest.capacity, target.local.capacity
+    outer = target.shared_cache.capacity if target.shared_cache is not None else 0
     far = max(4 * max(outer, middle), _LEAST_FAR)
     far = min(far, max(_LEAST_FAR, min(_MOST_MEMORY, physical_bytes // 8) // target.units))
     return near // 2, middle // 2, max(outer // 2, 2 * middle) if outer else 0, far

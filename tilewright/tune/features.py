@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.backend import backend_for
 from tilewright.backend.seconds import price, whole_name
 from tilewright.backend.terms import Terms
 from tilewright.ir.forms.compute import Compute, Program, all_computes
@@ -64,7 +63,7 @@ def _of_terms(parts: list[Terms], seconds: float) -> dict[str, int]:
         "waits": _thousandths(float(sum(p.waits for p in parts)), seconds),
     }
     for place in range(_LEVELS):
-        levels = [p.levels[-1 - place] for p in parts if len(p.levels) > place]
+        levels = [p.by_level[-1 - place] for p in parts if len(p.by_level) > place]
         found[f"moved {place}"] = _thousandths(float(sum(level.seconds for level in levels)), seconds)
         found[f"read {place}"] = bits(float(sum(level.read for level in levels)))
         found[f"written {place}"] = bits(float(sum(level.written for level in levels)))
@@ -76,8 +75,7 @@ def _of_tree(kernel: Tile, target: Target) -> dict[str, int]:
     extents = {axis.name: axis.extent for t in tiles for axis in t.axes}
     cut = [(extents.get(name, size), size) for name, size in kernel.sizes]
     trips = prod(-(-extent // size) for extent, size in cut)
-    caches = backend_for(target).caches(target)
-    near = [i for i in caches if target.levels[i].name == kernel.level]
+    near = [target.place(cache) for cache in target.caches if cache.name == kernel.level]
     return {
         "trips": trips,
         "trips a unit": _thousandths(trips, target.units * -(-trips // target.units)),

@@ -129,7 +129,7 @@ def _loose(unit: Tile, target: Target) -> Tile:
     if unit.is_kernel:
         return unit
     holds = tuple(replace(h, fill="read", issue=None) if h.issue is not None else h for h in unit.holds)
-    outer = target.outer.name if target.outer is not None else None
+    outer = target.shared_cache.name if target.shared_cache is not None else None
     return replace(unit, holds=holds, level=target.main.name if unit.level == outer else unit.level)
 
 

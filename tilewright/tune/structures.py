@@ -55,23 +55,22 @@ def _planned(program: Program, target: Target, memo: Memo, schedule: str = "conn
 
 
 def leanings(target: Target) -> list[Target]:
-    """Machines like this one but for what joins, cuts and walks pay: launches, memory, the tile level."""
+    """Machines like this one but for what joins, cuts and walks pay: launches, memory, room for tiles."""
     return [
         _with_memory(target, 1 / _FACTOR), _with_memory(target, _FACTOR), _with_kernel_cost(target, _FACTOR**2),
-        _with_tile_level(target, 0.25), _with_tile_level(target, 4.0),
+        _with_room(target, 0.25), _with_room(target, 4.0),
     ]  # fmt: skip
 
 
-def _with_tile_level(target: Target, factor: float) -> Target:
-    levels = [replace(level, capacity=int(level.capacity * factor)) if level is target.tile_level else level
-              for level in target.levels]  # fmt: skip
-    return replace(target, levels=tuple(levels))
+def _with_room(target: Target, factor: float) -> Target:
+    return target.with_level(target.local, capacity=int(target.local.capacity * factor))
 
 
 def _with_memory(target: Target, factor: float) -> Target:
     main = target.main
-    other = replace(main, bandwidth=main.bandwidth * factor, alone=main.alone * factor, write=main.write * factor)
-    return replace(target, levels=(*target.levels[:-1], other))
+    return target.with_level(
+        main, bandwidth=main.bandwidth * factor, alone=main.alone * factor, write=main.write * factor
+    )
 
 
 def _with_kernel_cost(target: Target, factor: float) -> Target:

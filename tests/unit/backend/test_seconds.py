@@ -93,19 +93,19 @@ def test_terms_add_up(seed: int, name: str) -> None:
     found = priced(seed, name)
     assert found.kernels
     for terms in found.kernels.values():
-        longest = max(float(terms.compute), *(float(level.seconds) for level in terms.levels))
+        longest = max(float(terms.compute), *(float(level.seconds) for level in terms.by_level))
         assert terms.compute > 0
         assert longest + terms.waits <= terms.seconds * (1 + 1e-12)
         assert terms.seconds <= (terms.compute + terms.moving + terms.waits) * (1 + 1e-12)
-        assert all(level.read >= 0 and level.written >= 0 for level in terms.levels)
+        assert all(level.read >= 0 and level.written >= 0 for level in terms.by_level)
 
 
 def test_units_that_share_a_level_share_its_rate() -> None:
     level = MemoryLevel("L3", 1 << 20, 64, 10e9, shared_by=8, alone=30e9, write=5e9)
     main = MemoryLevel("DRAM", 1 << 40, 64, 2e9)
     target = replace(machine("emerald_rapids"), units=8, levels=(*machine("emerald_rapids").levels[:3], level, main))
-    assert [rate(target, 3, n) for n in (1, 2, 4, 8)] == [30e9, 30e9, 20e9, 10e9]
-    assert rate(target, 3, 8, writes=True) == 5e9
+    assert [rate(target, target.levels[3], n) for n in (1, 2, 4, 8)] == [30e9, 30e9, 20e9, 10e9]
+    assert rate(target, target.levels[3], 8, writes=True) == 5e9
     terms = level_terms([Found(), Found(), Found(), Found(80e6), Found()], target, 8)
     assert float(terms[3].seconds) == pytest.approx(80e6 / 80e9)
 
@@ -114,7 +114,7 @@ def test_what_is_farther_away_is_never_faster() -> None:
     slow = replace(machine("emerald_rapids").levels[3], bandwidth=1e9, alone=1e9)
     base = machine("emerald_rapids")
     target = replace(base, levels=(*base.levels[:3], slow, base.levels[4]))
-    assert rate(target, 3, 1) == rate(target, 4, 1)
+    assert rate(target, target.levels[3], 1) == rate(target, target.main, 1)
 
 
 def batch(rows: object, columns: object) -> Run:

@@ -82,10 +82,10 @@ def test_rows_and_columns_of_a_pass_fit_the_first_cache(dot: object, shape: tupl
     assert (nest.instruction, rows, columns) == (chosen.name, 32, 32)
     size = dtypes.by_name(pair[0]).bytes
     depth = nest.step or shape[2]
-    assert (rows + columns) * depth * size + 3 * 4 * rows * columns <= TARGET.levels[1].capacity
+    assert (rows + columns) * depth * size + 3 * 4 * rows * columns <= TARGET.nearest.capacity
     tile = {"o0": shape[0], "o1": shape[1], **dict(kernel.cut)}
     sums = 4 * tile["o0"] * tile["o1"] if nest.step else 0
-    assert tile["o1"] * depth * size + sums <= TARGET.tile_level.capacity
+    assert tile["o1"] * depth * size + sums <= TARGET.local.capacity
     assert kernel.tiles >= TARGET.units
 
 

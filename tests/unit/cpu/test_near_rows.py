@@ -77,7 +77,7 @@ def test_rows_that_are_more_than_the_first_cache_stay_in_parts() -> None:
     (leaf,) = leaves(artifact)
     assert artifact.plan is not None and f"{leaf.near_rows} rows near" in plan_text(artifact.plan)
     assert leaf.near_rows > dict(leaf.register)["o1"] and leaf.near_rows % dict(leaf.register)["o1"] == 0
-    assert leaf.near_rows * 128 * 4 < N1.levels[1].capacity and part_loops(artifact)
+    assert leaf.near_rows * 128 * 4 < N1.nearest.capacity and part_loops(artifact)
 
 
 def test_processors_with_other_caches_have_other_parts() -> None:
@@ -116,7 +116,8 @@ def test_parts_are_counted_as_traffic() -> None:
     assert plan is not None and program is not None
     (leaf,) = leaves(artifact)
     without = replace(plan, body=plan.body.with_leaves({leaf.tensor: replace(leaf, near_rows=0)}))
-    before, after = (sum(k.levels[2].total for k in traffic_of(program, each, N1).values()) for each in (without, plan))
+    moved = [traffic_of(program, each, N1).values() for each in (without, plan)]
+    before, after = (sum(k.by_level[2].total for k in kernels) for kernels in moved)
     assert after < 0.8 * before
 
 

@@ -40,7 +40,7 @@ def planned(model: ModelProto, target: Target, precision: str) -> Artifact:
 
 
 def with_shared(target: Target, size: int) -> Target:
-    near = target.tile_level
+    near = target.local
     return replace(target, levels=tuple(replace(x, capacity=size) if x is near else x for x in target.levels))
 
 
@@ -59,7 +59,7 @@ def test_a_product_whose_blocks_take_several_turns_fits(name: str) -> None:
     target = machine(name)
     loops = planned(rows_of_images(32, 196, 128, 1024), target, "float16").loops
     assert loops is not None
-    assert max(place_shared(k).bytes for k in loops.kernels) <= target.tile_level.capacity
+    assert max(place_shared(k).bytes for k in loops.kernels) <= target.local.capacity
     assert name != "h200" or any(_turns(k) for k in loops.kernels), "no block takes several turns any more"
 
 

@@ -42,7 +42,7 @@ def test_without_a_gpu_code_is_planned_for_a_usual_one() -> None:
 def test_figures_take_the_place_of_usual_ones() -> None:
     device = CudaDevice(0, "a GPU", "sm_89", 100, 99 << 10, 50 << 20, 16 << 30)
     here = described(machine("cuda"), device)
-    assert (here.architecture, here.units, here.tile_level.capacity) == ("sm_89", 100, 99 << 10)
+    assert (here.architecture, here.units, here.local.capacity) == ("sm_89", 100, 99 << 10)
     assert here.level("L2").capacity * here.level("L2").shared_by == 50 << 20
     found = with_figures(here, FIGURES)
     assert found.fma_rate == 8e11 and found.rates == (("fma_float32", 8e11), ("mma_float16", 8e12))

@@ -53,7 +53,7 @@ def test_a_launch_a_step_where_launches_are_cheap() -> None:
 
 
 def test_weights_beyond_shared_memory_stay_where_they_are() -> None:
-    levels = tuple(replace(x, capacity=20 << 10) if x is DEAR.tile_level else x for x in DEAR.levels)
+    levels = tuple(replace(x, capacity=20 << 10) if x is DEAR.local else x for x in DEAR.levels)
     (kernel,) = walking(recurrence("LSTM", hidden=96, steps=9), replace(DEAR, levels=levels))
     assert kernel.estimate.footprint <= 20 << 10
 

@@ -187,7 +187,7 @@ def test_noise_does_not_make_a_near_level_slow() -> None:
     usual = this_cpu()
     figures = {name: Figure(4e9, 2e9) for name in probe._needed(usual)}
     figures["read_L2"] = Figure(3e9, 1e9)
-    level = probe.with_figures(usual, figures, (1e-7, 1e-9)).tile_level
+    level = probe.with_figures(usual, figures, (1e-7, 1e-9)).local
     assert (level.bandwidth, level.alone) == (2e9, 4e9)
 
 
@@ -201,8 +201,8 @@ def test_a_machine_too_busy_to_measure_is_not_taken_as_slow() -> None:
 def test_sets_stay_where_they_are_measured() -> None:
     for target in (this_cpu(), replace(this_cpu(), units=96)):
         near, middle, outer, far = probe.sets(target, 64 << 30)
-        assert near < target.levels[1].capacity < middle < target.tile_level.capacity
-        assert outer == 0 or outer > target.tile_level.capacity
+        assert near < target.nearest.capacity < middle < target.local.capacity
+        assert outer == 0 or outer > target.local.capacity
         assert far * target.units <= max(1 << 30, target.units * (8 << 20))
 
 

@@ -37,7 +37,7 @@ def test_the_source_of_the_numbers_is_no_part_of_the_machine() -> None:
 def test_the_example() -> None:
     target = machine(str(EXAMPLE))
     assert (target.architecture, target.vector_bytes, target.vector_registers, target.units) == ("x86_64", 64, 32, 2)
-    assert target.levels[1].name == "L1" and target.tile_level.capacity == 2 << 20 and target.main.name == "DRAM"
+    assert target.nearest.name == "L1" and target.local.capacity == 2 << 20 and target.main.name == "DRAM"
     assert target.rate("amx_bf16") == 1.4e12 and target.rate("sdot_int8") is None
 
 
@@ -232,10 +232,38 @@ def test_an_outer_cache_counts_where_a_core_gets_more_of_it_than_its_own(monkeyp
     caches = {1: facts(48 << 10, 64, 1), 2: facts(2 << 20, 64, 1), 3: facts(32 << 20, 64, 8)}
     target = described(monkeypatch, {"avx2"}, caches)
     assert [level.name for level in target.levels] == ["registers", "L1", "L2", "L3", "DRAM"]
-    assert target.outer is not None and (target.outer.capacity, target.outer.shared_by) == (4 << 20, 8)
-    assert target.tile_level.name == "L2" and target.main.name == "DRAM" and target.levels[1].name == "L1"
+    shared = target.shared_cache
+    assert shared is not None and (shared.capacity, shared.shared_by) == (4 << 20, 8)
+    assert target.local.name == "L2" and target.main.name == "DRAM" and target.nearest.name == "L1"
     crowded = described(monkeypatch, {"avx2"}, caches | {3: facts(32 << 20, 64, 16)})
-    assert crowded.outer is None and [level.name for level in crowded.levels] == ["registers", "L1", "L2", "DRAM"]
+    assert crowded.shared_cache is None
+    assert [level.name for level in crowded.levels] == ["registers", "L1", "L2", "DRAM"]
+
+
+def test_levels_are_known_by_what_they_are() -> None:
+    server = machine("avx2_desktop")
+    near = replace(server.nearest, name="L0", capacity=8192)
+    # a cache more does not move the others
+    deeper = replace(server, levels=(server.registers, near, *server.levels[1:]))
+    assert (deeper.nearest, deeper.local, deeper.shared_cache) == (near, server.local, server.shared_cache)
+    alone = replace(server, units=1, levels=tuple(replace(x, shared_by=1) for x in server.levels))
+    assert alone.local.name == "L2"  # what one core has to itself all the same
+    arm = machine("apple_arm")  # whose cores share their second cache
+    assert (arm.local.name, arm.shared_cache, arm.beyond_local) == ("L2", None, arm.main)
+    gpu = machine("h200")
+    assert gpu.local is gpu.nearest and gpu.copies_tiles and [x.name for x in gpu.caches] == ["L2"]
+    assert [x.name for x in server.nearer(server.main)] == ["L1", "L2", "L3"] == [x.name for x in server.caches]
+    assert server.with_level(server.local, capacity=9).local.capacity == 9
+
+
+def test_a_gpu_has_a_scratchpad() -> None:
+    description = machine("h200").describe()
+    for level in description["levels"]:
+        del level["scratchpad"]
+    assert from_json(json.dumps(description)) == machine("h200")  # as usual, where nothing is said
+    description["levels"][1]["scratchpad"] = False
+    with pytest.raises(OptionError, match=r"the field 'levels\[1\].scratchpad' must be true"):
+        from_json(json.dumps(description))
 
 
 def test_instructions_follow_the_features(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ N1 = machine("neoverse_n1")
 
 
 def with_first_cache(architecture: str, kilobytes: int) -> Target:
-    levels = (N1.levels[0], replace(N1.levels[1], capacity=kilobytes * 1024), *N1.levels[2:])
+    levels = (N1.registers, replace(N1.nearest, capacity=kilobytes * 1024), *N1.levels[2:])
     return replace(N1, architecture=architecture, levels=levels, **usual_costs(architecture, kilobytes * 1024))
 
 

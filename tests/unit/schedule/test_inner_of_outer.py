@@ -59,7 +59,7 @@ def test_rows_stay_in_the_cache_of_a_core_and_matrices_in_the_outer_one(
     before = make_plan(program, target, whole=False)
     assert not inner(before)
     assert plan_seconds(plan, program) < 0.9 * plan_seconds(before, program)
-    assert target.tile_level.capacity // 2 < kernel.estimate.footprint < before.kernels[0].estimate.footprint
+    assert target.local.capacity // 2 < kernel.estimate.footprint < before.kernels[0].estimate.footprint
 
 
 def test_bytes_are_those_of_a_part_and_of_a_tile() -> None:
@@ -70,7 +70,7 @@ def test_bytes_are_those_of_a_part_and_of_a_tile() -> None:
     ((name, rows),) = inner(plan)[0].sizes
     assert name == "t1" and 101 % rows
     (near,) = inner_bytes(kernel, nests).values()
-    assert 2 * 2 * rows * 131 * 4 <= near <= SMALL.tile_level.capacity // 2
+    assert 2 * 2 * rows * 131 * 4 <= near <= SMALL.local.capacity // 2
     assert kernel.estimate.footprint == 2 * (101 * 131 + 131) * 4
     assert held_bytes(kernel, nests) >= kernel.estimate.footprint
 
@@ -92,8 +92,8 @@ def test_what_several_parts_read_is_read_again() -> None:
                     holds=tuple(h for h in kernel.holds if h is not moved))  # fmt: skip
     repeated = plan.with_kernels({kernel.name: worse})
     check_plan(repeated, program, SMALL)
-    assert SMALL.outer is not None
-    read = (parts_of(kernel) - 1) * 2 * 101 * 131 * 4 / SMALL.outer.bandwidth
+    assert SMALL.shared_cache is not None
+    read = (parts_of(kernel) - 1) * 2 * 101 * 131 * 4 / SMALL.shared_cache.bandwidth
     turns = -(-kernel.tiles // SMALL.units)
     more = plan_seconds(priced(program, repeated, SMALL), program) - plan_seconds(plan, program)
     assert more > 0.9 * turns * read

@@ -75,7 +75,7 @@ def planned(target: Target = DESKTOP) -> tuple[Program, Plan]:
 
 
 def with_near(target: Target, capacity: int) -> Target:
-    levels = tuple(replace(x, capacity=capacity) if x is target.levels[1] else x for x in target.levels)
+    levels = tuple(replace(x, capacity=capacity) if x is target.nearest else x for x in target.levels)
     return replace(target, levels=levels)
 
 
@@ -130,7 +130,7 @@ def test_where_it_is_chosen() -> None:
 
 
 def test_a_level_that_is_renamed_changes_nothing() -> None:
-    levels = tuple(replace(x, name="near" if x is DESKTOP.levels[1] else x.name) for x in DESKTOP.levels)
+    levels = tuple(replace(x, name="near" if x is DESKTOP.nearest else x.name) for x in DESKTOP.levels)
     renamed = replace(DESKTOP, levels=levels)
     _, plan = planned(renamed)
     assert plan_text(plan).replace("near tile", "L1 tile").replace("at near", "at L1") == plan_text(planned()[1])

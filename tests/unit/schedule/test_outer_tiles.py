@@ -54,15 +54,15 @@ def with_caches(target: Target, own: int, outer: int) -> Target:
     """The machine with so much of a cache of each core, and of the one that they share for each core."""
 
     def level(old: MemoryLevel) -> MemoryLevel:
-        sizes = {target.tile_level.name: own, "" if target.outer is None else target.outer.name: outer}
+        sizes = {target.local.name: own, "" if target.shared_cache is None else target.shared_cache.name: outer}
         return replace(old, capacity=sizes.get(old.name, old.capacity))
 
     return replace(target, levels=tuple(map(level, target.levels)))
 
 
 def outer_kernels(plan: Plan, target: Target) -> list[str]:
-    assert target.outer is not None
-    return [k.name for k in plan.kernels if k.level == target.outer.name]
+    assert target.shared_cache is not None
+    return [k.name for k in plan.kernels if k.level == target.shared_cache.name]
 
 
 def test_what_fits_neither_cache_is_tiled_in_the_outer_one() -> None:
@@ -71,9 +71,10 @@ def test_what_fits_neither_cache_is_tiled_in_the_outer_one() -> None:
     check_plan(plan, program, DESKTOP)
     assert len(plan.kernels) == 1 and outer_kernels(plan, DESKTOP)
     (kernel,) = plan.kernels
-    assert DESKTOP.outer is not None
-    assert DESKTOP.tile_level.capacity // 2 < kernel.estimate.footprint <= DESKTOP.outer.capacity // 2
-    apart = make_plan(program, replace(DESKTOP, levels=tuple(x for x in DESKTOP.levels if x is not DESKTOP.outer)))
+    assert DESKTOP.shared_cache is not None
+    assert DESKTOP.local.capacity // 2 < kernel.estimate.footprint <= DESKTOP.shared_cache.capacity // 2
+    levels = tuple(x for x in DESKTOP.levels if x is not DESKTOP.shared_cache)
+    apart = make_plan(program, replace(DESKTOP, levels=levels))
     assert len(apart.kernels) > 1  # there is no such level
 
 
@@ -94,7 +95,7 @@ def test_a_level_that_does_not_hold_it_is_refused() -> None:
     program = program_of(softmax(1999, 512))
     plan = make_plan(program, SMALL)
     (kernel,) = plan.kernels
-    nearer = plan.with_kernels({kernel.name: replace(kernel, level=SMALL.tile_level.name)})
+    nearer = plan.with_kernels({kernel.name: replace(kernel, level=SMALL.local.name)})
     with pytest.raises(InternalError, match="bytes at L2"):
         check_plan(nearer, program, SMALL)
 

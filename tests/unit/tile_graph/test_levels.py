@@ -77,15 +77,15 @@ def test_names_of_levels_mean_nothing(name: str) -> None:
 
 def edited(target: Target) -> list[Target]:
     """The machine with its tile level halved, with less of everything, with a level more, with one less."""
-    position = target.levels.index(target.tile_level)
+    position = target.levels.index(target.local)
     halved = with_level(target, position, lambda x: replace(x, capacity=x.capacity // 2))
     small = with_level(target, position, lambda x: replace(x, capacity=24 << 10))
-    outer = target.outer or target.tile_level
+    outer = target.shared_cache or target.local
     more = MemoryLevel("L9", outer.capacity * 2, outer.transaction, outer.bandwidth * 0.9, outer.shared_by,
                        latency=outer.latency)  # fmt: skip
     found = [halved, small, replace(target, levels=(*target.levels[:-1], more, target.main))]
-    if target.kind == "cpu" and target.outer is not None:
-        found.append(replace(target, levels=tuple(x for x in target.levels if x is not target.outer)))
+    if target.kind == "cpu" and target.shared_cache is not None:
+        found.append(replace(target, levels=tuple(x for x in target.levels if x is not target.shared_cache)))
     return found
 
 

@@ -46,7 +46,7 @@ def errors(seed: int, folder: Path) -> list[float]:
         ways = zip(*(k.memories.get(memory, (0.0, 0.0)) for k in predicted.values()), strict=True)
         for wanted, given in zip((found.loaded[memory], found.stored[memory]), ways, strict=True):
             assert sum(given) == pytest.approx(sum(wanted), rel=NAMED), (seed, memory)
-    passed = [(sum(k.levels[place].total for k in predicted.values()), _through(found, place - 2))
+    passed = [(sum(k.by_level[place].total for k in predicted.values()), _through(found, place - 2))
               for place in range(2, len(target.levels))]  # fmt: skip
     return [abs(given - wanted) / max(wanted, EXACT_FROM) for given, wanted in passed]
 
@@ -77,7 +77,7 @@ def test_threads_of_a_gpu_load_and_store_what_is_predicted(seed: int) -> None:
     for kernel, call in zip(artifact.plan.kernels, artifact.loops.calls, strict=True):
         counted = count_traffic(artifact.loops.kernel(call.kernel))
         for memory, place in ((Memory.SHARED, 1), (Memory.GLOBAL, 2)):
-            level = predicted[kernel.name].levels[place]
+            level = predicted[kernel.name].by_level[place]
             assert level.read == pytest.approx(counted.loaded_by.get(memory, 0), rel=NAMED)
             assert level.written == pytest.approx(counted.stored_by.get(memory, 0), rel=NAMED)
 
@@ -88,7 +88,7 @@ def test_levels_go_by_their_place(tmp_path: Path) -> None:
     assert artifact.plan is not None and artifact.program is not None
     other = replace(target, levels=tuple(replace(x, name=f"level {i}") for i, x in enumerate(target.levels)))
     one, two = (traffic_of(artifact.program, artifact.plan, t) for t in (target, other))
-    assert [k.levels for k in one.values()] == [k.levels for k in two.values()]
+    assert [k.by_level for k in one.values()] == [k.by_level for k in two.values()]
 
 
 def test_a_level_that_holds_less_is_passed_by_more() -> None:
@@ -99,8 +99,8 @@ def test_a_level_that_holds_less_is_passed_by_more() -> None:
     for capacity in (1 << 12, 1 << 15, 1 << 20):
         levels = (*target.levels[:2], replace(target.levels[2], capacity=capacity), *target.levels[3:])
         found = traffic_of(artifact.program, artifact.plan, replace(target, levels=levels))
-        moved_on.append(sum(k.levels[3].total for k in found.values()))
-        assert all(k.levels[2].footprint <= capacity for k in found.values())
+        moved_on.append(sum(k.by_level[3].total for k in found.values()))
+        assert all(k.by_level[2].footprint <= capacity for k in found.values())
     assert moved_on[0] > moved_on[1] >= moved_on[2]
 
 

@@ -39,7 +39,7 @@ from tilewright.tile_graph.plan.form import Barrier, Bind, Hold, Leaf, Plan, Til
 from tilewright.transform.layout.choose import choose_layouts
 
 Change = Callable[[Tile], Tile]
-MAIN, SHARED = H200.main.name, H200.levels[1].name
+MAIN, SHARED = H200.main.name, H200.nearest.name
 
 
 def refused(plan: Plan, program: Program, system: Target | Cluster, message: str) -> None:

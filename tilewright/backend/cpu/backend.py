@@ -141,9 +141,6 @@ class CpuBackend:
     def launch_terms(self, works: Sequence[Work], target: Target) -> Terms:
         raise InternalError(f"kernels of cores share no launch: {', '.join(w.name for w in works)}")
 
-    def caches(self, target: Target) -> range:
-        return range(1, len(target.levels) - 1)
-
     def memory_at(self, target: Target, place: int) -> frozenset[Memory] | None:
         return None
 

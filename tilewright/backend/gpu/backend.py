@@ -79,7 +79,7 @@ class GpuBackend:
         return min((c for c in found if c is not None), key=lambda c: c.seconds, default=None)
 
     def farthest_hold(self, nests: Sequence[Nest], context: NestContext, stored: frozenset[Tensor]) -> MemoryLevel:
-        return context.target.tile_level
+        return context.target.local
 
     def stream_in_registers(self, nests: Sequence[Nest], leaves: Sequence[Leaf]) -> Stream | None:
         stream = find_stream(nests) if any(x.instruction in FORMS for x in leaves) else None
@@ -143,9 +143,6 @@ class GpuBackend:
 
     def launch_terms(self, works: Sequence[Work], target: Target) -> Terms:
         return gpu_terms(works, target)
-
-    def caches(self, target: Target) -> range:
-        return range(2, len(target.levels) - 1)
 
     def memory_at(self, target: Target, place: int) -> frozenset[Memory] | None:
         return MEMORIES[place - 1] if place <= len(MEMORIES) else None

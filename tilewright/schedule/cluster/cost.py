@@ -45,7 +45,7 @@ class Costs:
             # of a table only the rows that are looked up are read
             size = min(size, near) if isinstance(compute, Map) else size
             far, near = (far + size, near) if tensor in constants else (far, near + size)
-        moved = far / device.main.bandwidth + near / device.tile_level.bandwidth
+        moved = far / device.main.bandwidth + near / device.local.bandwidth
         return max(work / device.fma_rate, moved) / device.units
 
     def bytes_of(self, tensor: Tensor, spread: Spread) -> int:

@@ -220,7 +220,7 @@ class _Search:
         if compute not in self.slots:
             self.slots[compute] = _slots(compute, target)
         each = self.slots[compute] * prod(count for _, count in next(found[t] for t in compute.outputs if t in found))
-        return max(each, moved / target.tile_level.bandwidth) / target.units
+        return max(each, moved / target.local.bandwidth) / target.units
 
     def _seconds(self, way: _Way, grid: Grid) -> float:
         into, back = grid.cells * way.into, way.back

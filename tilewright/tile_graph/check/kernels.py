@@ -162,7 +162,7 @@ class _Walker:
         if held > room:
             raise ValueError(f"it holds {held} bytes at {kernel.level}, which has {room}")
         near = inner_bytes(apart, nests)
-        for level in self.target.levels[1 : self.target.levels.index(self.target.level(kernel.level))]:
+        for level in self.target.nearer(self.target.level(kernel.level)):
             if near.get(level.name, 0) > level.capacity:
                 raise ValueError(f"it holds {near[level.name]} bytes at {level.name}, which has {level.capacity}")
         check_resident(kernel, self.target, self.computes)

@@ -286,7 +286,7 @@ def _rows_apart(
             along = isinstance(index, Var) and index.axis in compute.reduce_axes
             size = node.source.dtype.bytes
             if along and target.lines_held(extent * size) < _SIDE_BY_SIDE:
-                found[node.source] = replace(layout, gap=target.levels[1].transaction // size)
+                found[node.source] = replace(layout, gap=target.nearest.transaction // size)
     return found
 
 

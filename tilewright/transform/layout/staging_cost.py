@@ -128,7 +128,7 @@ def _is_strided(compute: Reduce, read: Load, target: Target) -> bool:
     last = read.indices[-1]
     if not isinstance(last, Var) or last.axis is not compute.axes[-1]:
         return False
-    nearest = target.levels[1]
+    nearest = target.nearest
     far: list[int] = []
     for number, index in enumerate(read.indices[:-1]):
         if isinstance(index, Var) and index.axis in compute.reduce_axes:
@@ -146,7 +146,7 @@ def _is_strided(compute: Reduce, read: Load, target: Target) -> bool:
 
 def _conflicts(compute: Reduce, read: Load, target: Target) -> float:
     """How much longer a sum over channels takes whose planes share few sets of the cache, or lie on too many pages."""
-    nearest = target.levels[1]
+    nearest = target.nearest
     for number, index in enumerate(read.indices[:-1]):
         if isinstance(index, Var) and index.axis in compute.reduce_axes:
             pitch = prod(int(static(e) or 0) for e in read.source.shape[number + 1 :]) * read.dtype.bytes

@@ -174,7 +174,7 @@ def _is_large(node: Expr, at: int, program: Program, target: Target) -> bool:
         return False
     source = first.source
     size = prod(n for n in source.shape if isinstance(n, int)) * source.dtype.bytes
-    return at > 1 and size > target.levels[1].capacity
+    return at > 1 and size > target.nearest.capacity
 
 
 def _combines(reduce: Reduce) -> bool:

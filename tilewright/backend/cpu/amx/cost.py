@@ -54,7 +54,7 @@ def pass_of(dot: Dot, rows: int, columns: int, extent: int, target: Target) -> i
     one that is asked for ahead, and the sums of the block before, of this one and of the next."""
     block = block_of(dot, extent)
     steps = -(-extent // block)
-    room = target.levels[1].capacity - 3 * 4 * rows * columns - AHEAD * columns * TILE_BYTES
+    room = target.nearest.capacity - 3 * 4 * rows * columns - AHEAD * columns * TILE_BYTES
     most = max(1, room // ((rows + columns) * TILE_BYTES))
     if steps * 2 <= most * 3:
         return 0
@@ -70,7 +70,7 @@ def is_crowded(found: Contraction, rows: int, columns: int, depth: int, context:
     apart = stride(found.a, found.rows[-1], context)
     if apart is None or apart == 0:
         return False
-    near, size = context.target.levels[1], found.a.dtype.bytes
+    near, size = context.target.nearest, found.a.dtype.bytes
     sets = near.capacity // context.target.near_ways // near.transaction
     lines = -(-depth * size // near.transaction)
     first = np.arange(rows)[:, None] * apart * size // near.transaction
@@ -108,13 +108,13 @@ def tile_seconds(
     panels = TILE_BYTES * dot.rows * registers * steps / passes  # bytes that pass every block of rows
     sums = 4.0 * rows * columns if passes > 1 else 0.0
     far = np.where(
-        panels <= target.levels[1].capacity // 3, 0.0, panels * down * passes * _byte_seconds(panels, target)
+        panels <= target.nearest.capacity // 3, 0.0, panels * down * passes * _byte_seconds(panels, target)
     )
     far = far + 2 * sums * (passes - 1) * _byte_seconds(panels + sums, target)
     # rows come once a pass, or with every panel where a block of them does not stay; windows lie over each other
     block_bytes = height * TILE_BYTES * steps / passes / (outer if outer > 1 else 1)
-    again = across if block_bytes > target.levels[1].capacity // 2 else 1
-    far = far + rows * TILE_BYTES * steps * again / outer / target.tile_level.bandwidth
+    again = across if block_bytes > target.nearest.capacity // 2 else 1
+    far = far + rows * TILE_BYTES * steps * again / outer / target.local.bandwidth
     busy = np.maximum(products, loads) * cycle
     starting = _BLOCK_CYCLES * across * down * passes * cycle
     copied = _copied(nest, plan, found, inner, sizes, rows, steps) * cycle
@@ -123,7 +123,7 @@ def tile_seconds(
 
 def _byte_seconds(held: Size, target: Target) -> Size:
     """A byte of what is read again after `held` others: from the tile level while that has room for them."""
-    level, outer = target.tile_level, target.outer or target.main
+    level, outer = target.local, target.beyond_local
     return np.where(held <= level.capacity * _FULL, 1 / level.bandwidth, 1 / outer.bandwidth)
 
 

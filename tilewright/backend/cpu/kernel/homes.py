@@ -15,7 +15,7 @@ from tilewright.tile_graph.algebra.propagate import Size
 
 def lone_unit_share(tiles: Size, context: NestContext) -> Size:
     """Of the time that bytes take from the outer cache with all units busy what they take while the others rest."""
-    outer = context.target.outer or context.target.main
+    outer = context.target.beyond_local
     return np.where(tiles > 1, 1.0, outer.bandwidth / max(outer.alone, outer.bandwidth))
 
 
@@ -23,7 +23,7 @@ def stays(tensor: Tensor, moved: Size, context: NestContext) -> Size:
     """Whether what one unit reads of a tensor fits half the tile level, so many bytes with what it reads again: tiles
     after the first find it there."""
     size = tensor.most_bytes
-    room = context.target.tile_level.capacity // 2
+    room = context.target.local.capacity // 2
     return size <= room if tensor in context.constants else np.minimum(moved, size) <= room
 
 
@@ -33,11 +33,11 @@ def first_seconds(tensor: Tensor, moved: Size, waves: Size, context: NestContext
     and part of an activation is in another unit's cache."""
     target, size = context.target, tensor.most_bytes
     if tensor in context.constants:
-        if context.weights <= target.tile_level.capacity // 2:
+        if context.weights <= target.local.capacity // 2:
             return 0.0
         byte = 1 / home(tensor, context).bandwidth
     else:
-        byte = target.foreign * (target.units - 1) / target.units / (target.outer or target.main).bandwidth
+        byte = target.foreign * (target.units - 1) / target.units / target.beyond_local.bandwidth
     return np.minimum(moved, size) / waves * byte
 
 
@@ -45,10 +45,10 @@ def farthest_hold(nests: Sequence[Nest], context: NestContext, stored: frozenset
     """The level farthest away at which a kernel may keep intermediates. A part of them in the outer cache saves what
     does not fit that cache as a whole the way to main memory and back; what does fit gains nothing."""
     target = context.target
-    if target.outer is None or not context.tiles_outer:
-        return target.tile_level
-    far = any(t.most_bytes > target.outer_room for n in nests for t in n.stores if t not in stored)
-    return target.outer if far else target.tile_level
+    if target.shared_cache is None or not context.tiles_outer:
+        return target.local
+    far = any(t.most_bytes > target.shared_room for n in nests for t in n.stores if t not in stored)
+    return target.shared_cache if far else target.local
 
 
 def byte_seconds(tensor: Tensor, context: NestContext) -> float:
@@ -56,7 +56,7 @@ def byte_seconds(tensor: Tensor, context: NestContext) -> float:
     if context.cached is None or tensor not in context.cached:
         return 1 / home(tensor, context).bandwidth
     cached, target = context.cached[tensor], context.target
-    nearest, level = target.levels[1].bandwidth, target.tile_level.bandwidth
+    nearest, level = target.nearest.bandwidth, target.local.bandwidth
     return (cached.near / nearest + cached.level / level + cached.far * cached.far_byte) * cached.read
 
 
@@ -66,6 +66,6 @@ def home(tensor: Tensor, context: NestContext) -> MemoryLevel:
     target = context.target
     is_weight = tensor in context.constants
     size = context.weights if is_weight else tensor.most_bytes
-    if size <= target.tile_level.capacity // 2:
-        return target.tile_level
-    return target.outer if target.outer is not None and size <= target.outer_room else target.main
+    if size <= target.local.capacity // 2:
+        return target.local
+    return target.shared_cache if target.shared_cache is not None and size <= target.shared_room else target.main

@@ -61,8 +61,8 @@ def _nearer_level(choice: Choice, context: NestContext) -> MemoryLevel | None:
     """The level inside that of a kernel's tile."""
     target = context.target
     if choice.level:
-        return target.tile_level
-    return target.levels[1] if target.levels[1] is not target.tile_level else None
+        return target.local
+    return target.nearest if target.nearest is not target.local else None
 
 
 def _walked(
@@ -126,7 +126,7 @@ def _runs(
     columns = _columns(nests[-1], candidates, context)
     count = parts_in(whole, columns)
     each = {n: known.elements(box) for n, box in boxes_of(nests, context, columns).items()}
-    level = context.target.level(choice.level) if choice.level else context.target.tile_level
+    level = context.target.level(choice.level) if choice.level else context.target.local
     turns = -(-choice.tiles // context.target.units)
     ranked = []
     made = {t for n in nests for t in n.stores}

@@ -104,7 +104,7 @@ def _read_again(
     sum over rows does of all of them in each. It comes from the nearest cache that half of holds what the tile reads;
     from the first one, and to a contraction from the tile level, it is in the arithmetic."""
     target, known = context.target, context.memo.tiles.boxes
-    nearest, level, outer = target.levels[1].capacity // 2, target.tile_level.capacity // 2, target.outer
+    nearest, level, outer = target.nearest.capacity // 2, target.local.capacity // 2, target.shared_cache
     beyond: Size = 0.0
     close: Size = 0.0
     for nest in walked:
@@ -118,7 +118,7 @@ def _read_again(
             byte = np.where(is_outer, 1 / (outer or target.main).bandwidth, 1 / target.main.bandwidth)
             beyond = beyond + np.where(once <= level, 0.0, more * byte)
             if not is_contraction(nest):
-                close = close + np.where((once > nearest) & (once <= level), more / target.tile_level.bandwidth, 0.0)
+                close = close + np.where((once > nearest) & (once <= level), more / target.local.bandwidth, 0.0)
     return beyond, close
 
 

@@ -96,9 +96,9 @@ def _cached(kernels: Sequence[StepKernel], context: NestContext) -> dict[Tensor,
                 own[tensor] = max(own.get(tensor, 0), read)
     held = sum(own.values())
     alternating = any(n.alternate for k in kernels for n in k.leaves)
-    nearest, outer = target.levels[1], target.outer
+    nearest, outer = target.nearest, target.shared_cache
     near = _found(held, nearest.capacity * _NEAR_FULL, alternating)
-    level = max(0.0, _found(held, target.tile_level.capacity * _FULL, alternating) - near)
+    level = max(0.0, _found(held, target.local.capacity * _FULL, alternating) - near)
     everything = sum(_bytes(t) for t in weights)
     far = outer if outer is not None and everything <= outer.capacity * outer.shared_by // 2 else target.main
     return dict.fromkeys(weights, Cached(near, level, 1 / far.bandwidth))
@@ -107,7 +107,7 @@ def _cached(kernels: Sequence[StepKernel], context: NestContext) -> dict[Tensor,
 def _new(kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> dict[Tensor, Cached]:
     """What is read at the step: a part that no step read before, asked for early from wherever it is."""
     read = [n for k in kernels for nest in k.nests for n in nest.loads() if scan.axis in axes_of(*n.indices)]
-    level = context.target.tile_level
+    level = context.target.local
     part = 1 / max(1, extent_of(scan.axis.extent))
     return {n.source: Cached(0.0, 1.0, 1 / level.bandwidth, part) for n in read}
 
@@ -134,14 +134,14 @@ def kept_near(kernels: Sequence[StepKernel], context: NestContext) -> tuple[str,
         for tensor, box in reads_box(nest, boxes[nest], {}, weights).items():
             outermost = context.layout(tensor).order[0].axis
             cut = [d for d, part in enumerate(box) if int(part.size) < part.extent]
-            if _bytes(tensor) <= context.target.levels[1].capacity:
+            if _bytes(tensor) <= context.target.nearest.capacity:
                 continue
             if cut != [outermost] or int(box[outermost].size) * tiles != box[outermost].extent or tensor in found:
                 return ()
             found[tensor] = _bytes(tensor) // tiles
     if not found or not 1 < tiles <= context.target.units:
         return ()
-    fits = sum(found.values()) <= context.target.tile_level.capacity * _FULL
+    fits = sum(found.values()) <= context.target.local.capacity * _FULL
     return tuple(sorted(t.name for t in found)) if fits else ()
 
 
@@ -161,7 +161,7 @@ def asked_early(nests: Sequence[Nest], tile: Sizes, scan: Scan, context: NestCon
     for nest in nests:
         for tensor, box in reads_box(nest, boxes[nest], {}, wanted | carried).items():
             sizes[tensor] = max(sizes.get(tensor, 0), int(box_elements(box)) * tensor.dtype.bytes)
-    room = context.target.levels[1].capacity // _SHARE_OF_L1
+    room = context.target.nearest.capacity // _SHARE_OF_L1
     kept = [t for t, size in sizes.items() if size <= room]
     return tuple(t.name for t in sorted(kept, key=lambda t: (t not in carried, t.name)))
 
@@ -172,7 +172,7 @@ def is_walked_to_and_fro(nest: Nest, context: NestContext) -> bool:
     if not is_contraction(nest):
         return False
     weights = sum(_bytes(t) for t in nest.reads() if t in context.constants)
-    return weights > context.target.levels[1].capacity
+    return weights > context.target.nearest.capacity
 
 
 def _bytes(tensor: Tensor) -> int:

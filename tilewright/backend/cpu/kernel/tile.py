@@ -116,8 +116,8 @@ def _best_tile(
 
 def hold_level(held: int, context: NestContext) -> str:
     """Where so many bytes of intermediates live, where that is not the tile level."""
-    outer = context.target.outer
-    return outer.name if outer is not None and held > context.target.tile_level.capacity // 2 else ""
+    outer = context.target.shared_cache
+    return outer.name if outer is not None and held > context.target.local.capacity // 2 else ""
 
 
 def _fastest(seconds: Numbers, *others: Numbers) -> int:
@@ -264,8 +264,8 @@ def predict(
                  for o, rows in both.items()), 0.0) / compute  # fmt: skip
     outside = far  # of what is no intermediate
     scratch = scratch_seconds(nests, boxes, context, stored | nearer, repeats, stream, turns, held)
-    if farthest is not target.tile_level:
-        beyond = held + beside > target.tile_level.capacity // 2
+    if farthest is not target.local:
+        beyond = held + beside > target.local.capacity // 2
         passed = outer_scratch_seconds(nests, boxes, context, stored | nearer, repeats)
         far = far + np.where(beyond, passed, 0.0) * grid.lone
         scratch = np.where(beyond, 0.0, scratch)
@@ -283,7 +283,7 @@ def predict(
     shared, alone = (_SHARED_COST, 1.0) if context.cached is None else (_SHARED_STEP, _STEP)
     evened = grid.evened if context.cached is None else 1.0
     starts = target.kernel_cost * np.where(tiles > 1, shared, alone)
-    if context.cached is None and context.weights > target.tile_level.capacity // 2:
+    if context.cached is None and context.weights > target.local.capacity // 2:
         starts = starts + target.cold_start
     crowded = crowding(nests, plans, boxes, target)
     # every distinct byte is moved once, from where it is, by as many units as there are tiles for
@@ -443,7 +443,7 @@ def _fetched_by_steps(root: Nest, context: NestContext, sizes: Mapping[Axis, Num
         apart = np.logical_or(apart, sizes[axis] < extent_of(axis.extent))
     moved = root.tensor.most_bytes
     others = (target.units - 1) / target.units
-    fetched = _FOREIGN * moved * others / target.units / (target.outer or target.main).bandwidth
+    fetched = _FOREIGN * moved * others / target.units / target.beyond_local.bandwidth
     return np.where(apart, fetched, 0.0)
 
 

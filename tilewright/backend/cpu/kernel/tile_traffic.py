@@ -28,7 +28,7 @@ def scratch_seconds(
 ) -> Size:  # fmt: skip
     """Writing and reading intermediate tiles, at the speed of the cache they fit; a stream carries its states along
     in every turn."""
-    nearest, level = context.target.levels[1], context.target.tile_level
+    nearest, level = context.target.nearest, context.target.local
     fits = held <= nearest.capacity // 2
     known = context.memo.tiles.boxes
     read: Size = 0
@@ -56,7 +56,7 @@ def outer_scratch_seconds(
     repeats: Mapping[Nest, Size],
 ) -> Size:  # fmt: skip
     """Writing intermediate tiles to the outer cache, and reading them from there for every nest that does."""
-    outer = context.target.outer
+    outer = context.target.shared_cache
     assert outer is not None
     seconds: Size = 0.0
     for nest in nests:
@@ -109,7 +109,7 @@ def _read_seconds(
         found = beyond, None
     else:
         first = first_seconds(tensor, by_unit, waves, context)
-        found = chosen(kept, first, beyond), chosen(kept, moved / context.target.tile_level.bandwidth, 0.0)
+        found = chosen(kept, first, beyond), chosen(kept, moved / context.target.local.bandwidth, 0.0)
     if is_known:
         known[key] = found
     return found
@@ -148,8 +148,8 @@ def traffic_seconds(
                 if parts and nest in parts and tensor in walked:
                     (part,) = reads_box(nest, parts[nest], {}, {tensor}, tiles.boxes).values()
                     size = tiles.boxes.elements(part) * tensor.dtype.bytes
-                fits = size <= context.target.levels[1].capacity // 2
-                near = near + np.where(fits, 0.0, moved / context.target.tile_level.bandwidth)
+                fits = size <= context.target.nearest.capacity // 2
+                near = near + np.where(fits, 0.0, moved / context.target.local.bandwidth)
             if tensor in seen:
                 combined.add(tensor)
                 moved = np.maximum(seen[tensor], moved)
@@ -165,7 +165,7 @@ def traffic_seconds(
             cached = context.cached[tensor]
             far = far + moved * cached.far * cached.far_byte
             if tensor not in counted:
-                near = near + moved * cached.level / context.target.tile_level.bandwidth
+                near = near + moved * cached.level / context.target.local.bandwidth
             continue
         far_part, near_part = _read_seconds(tensor, moved, waves, context, tensor not in combined)
         far = far + far_part
@@ -173,6 +173,6 @@ def traffic_seconds(
             near = near + near_part
     for tensor, moved in written.items():
         kept = stays(tensor, moved * waves, context)
-        near = near + chosen(kept, moved / context.target.tile_level.writing, 0.0)
+        near = near + chosen(kept, moved / context.target.local.writing, 0.0)
         far = far + chosen(kept, 0.0, moved / home(tensor, context).writing)
     return far, near

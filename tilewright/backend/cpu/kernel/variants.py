@@ -86,7 +86,7 @@ class Variants:
 
     def _ways(self, plans: tuple[Leaf, ...], most: int | None = None) -> _Ways:
         """The kernel's tiles under these nest plans, at most so many; under windows where it has them."""
-        near = self.context.target.tile_level.name
+        near = self.context.target.local.name
         if has_windows(self.kernel):
             found = windows(self.nests, plans, self.context, self.stored, find_overlaps(self.nests))
             seconds = found.seconds * vector_penalty(self.nests, plans, self.context)

@@ -51,7 +51,7 @@ class Ports:
 
     @staticmethod
     def of(target: Target, nest: Nest) -> Ports:
-        near, cycle = target.levels[1], clock_of(target) * target.vector_bytes
+        near, cycle = target.nearest, clock_of(target) * target.vector_bytes
         issued = _ISSUED_IN_ORDER if nest.unswitched else _ISSUED
         return Ports(PIPES, near.bandwidth / cycle, near.writing / cycle, target.fma_chains / PIPES, issued)
 

@@ -115,7 +115,7 @@ def crowding(
     nests: Sequence[Nest], plans: Sequence[Leaf], boxes: Mapping[Nest, Box], target: Target
 ) -> Size:
     """What a tile of contractions costs more, when its rows do not stay in the tile level."""
-    room = target.tile_level.capacity // 2
+    room = target.local.capacity // 2
     factor: Size = 1.0
     for nest, plan in zip(nests, plans, strict=True):
         found = _meant(nest, plan)

@@ -98,7 +98,7 @@ def _weight_seconds(nest: Nest, box: Box, context: NestContext) -> Size:
         moved: Size = node.source.dtype.bytes * cached[node.source].level
         for index, extent in zip(node.indices, node.source.shape, strict=True):
             moved = moved * index_size(simplify(index), sizes, extent_of(extent))
-        total = total + moved / context.target.tile_level.bandwidth
+        total = total + moved / context.target.local.bandwidth
     return total
 
 

@@ -63,7 +63,7 @@ def lines_of(offset: Linear, vector: Axis, size: int, target: Target) -> float:
     vector_size = target.vector_bytes
     if all(by * size % vector_size == 0 or (isinstance(t, Var) and t.axis is vector) for t, by in offset.terms.items()):
         return 1.0
-    return 1 + (vector_size - size) / target.levels[1].transaction
+    return 1 + (vector_size - size) / target.nearest.transaction
 
 
 def _inside(term: Expr, vector: Axis, lanes: int) -> int | None:

@@ -220,7 +220,7 @@ def scatter_cycles(
     lanes = context.target.lanes(widest_bytes(nest))
     rows = max((n for a, n in register.items() if a is not vector and store.terms.get(var(a), 0) == 1), default=1)
     transposed = rows // lanes * lanes / rows if rows >= lanes else 0.0
-    near = points * nest.tensor.dtype.bytes <= context.target.levels[1].capacity
+    near = points * nest.tensor.dtype.bytes <= context.target.nearest.capacity
     apart = np.where(near, _LANE_STORE, _FAR_LANE_STORE)
     return points * ((1 - transposed) * apart + transposed * (apart / lanes + _TRANSPOSED_STORE))
 
@@ -408,7 +408,7 @@ def _row_passes(
         return ()
     pitch = (stride(reads[0], axis, context) or 0) * reads[0].dtype.bytes
     total = pitch * extent_of(axis.extent)
-    if pitch <= _FAR_ROWS or total <= context.target.levels[1].capacity or extent_of(axis.extent) < 4 * _ROWS_OF_A_PASS:
+    if pitch <= _FAR_ROWS or total <= context.target.nearest.capacity or extent_of(axis.extent) < 4 * _ROWS_OF_A_PASS:
         return ()
     return ((nest.axis_names()[axis], _ROWS_OF_A_PASS),)
 

@@ -84,7 +84,7 @@ def _is_crowded(compute: Reduce, lies: Load, context: NestContext) -> bool:
     if stride(lies, compute.axes[-1], context) != 1:
         return False
     step = abs(stride(lies, along, context) or 0) * lies.dtype.bytes
-    far = step >= 2 * context.target.levels[1].transaction
+    far = step >= 2 * context.target.nearest.transaction
     return far and extent_of(along.extent) > context.target.lines_held(step)
 
 

@@ -39,7 +39,7 @@ def panel_read(nest: Nest, plan: Leaf, context: NestContext) -> Load | None:
     if plan.unroll and plan.order[-1] in plan.unroll:
         return None  # what is written out has no steps
     read = [n for n in nest.element_loads if n.source in context.constants and packed_axis(n, vector) is not None]
-    if len(read) != 1 or read[0].source.rank < 2 or context.weights <= context.target.tile_level.capacity:
+    if len(read) != 1 or read[0].source.rank < 2 or context.weights <= context.target.local.capacity:
         return None
     return read[0]
 
@@ -64,7 +64,7 @@ def asked_ahead(nest: Nest, plan: Leaf, tile: Mapping[Axis, Size], context: Nest
         again = again * (1 if axis in read.axes else -(-extent_of(axis.extent) // (tile[axis] * context.target.units)))
     blocks = height // rows
     target = context.target
-    far = (target.outer or target.main).bandwidth
+    far = target.beyond_local.bandwidth
     share = facts.nest.tensor.dtype.bytes * target.fma_rate / (far * np.maximum(height, 1))
     pays = (blocks > 1) & (blocks <= width) & (columns > width) & (again == 1) & (share >= _WORTH)
     return np.where(pays, -(-width // np.maximum(blocks, 1)), 0)
@@ -73,7 +73,7 @@ def asked_ahead(nest: Nest, plan: Leaf, tile: Mapping[Axis, Size], context: Nest
 def rows_ahead(nest: Nest, plan: Leaf, context: NestContext, near: Collection[Tensor]) -> int:
     """How many rows before it reads them a map or a window asks for them, or a sum of rows: one and some, where some of
     what it reads is neither `near` nor small enough to have stayed in the tile level."""
-    if all(t.most_bytes <= context.target.tile_level.capacity for t in nest.reads() if t not in near):
+    if all(t.most_bytes <= context.target.local.capacity for t in nest.reads() if t not in near):
         return 0
     return 1 if nest.monoid is None or _is_window_in_blocks(nest, plan) else _STEPS
 
@@ -111,5 +111,5 @@ def prefetched_seconds(nest: Nest, plan: Leaf, tile: Mapping[Axis, Size], contex
     source = read.source
     size = source.most_bytes
     part: Size = prod((tile[a] / extent_of(a.extent) for a in nest.axes if a in read.axes), start=size)
-    far = (context.target.outer or context.target.main).bandwidth
+    far = context.target.beyond_local.bandwidth
     return np.where(asked_ahead(nest, plan, tile, context) > 0, part / far, 0.0)

@@ -33,7 +33,7 @@ def weights_in_panels(nest: Nest, plan: Leaf, context: NestContext) -> Load | No
     if plan.part != "whole" or plan.row_lanes > 1 or plan.alternate or plan.order[-1] in plan.unroll:
         return None
     vector = nest.named(plan.vector)
-    if period(nest, vector) is not None or context.target.vector_bytes < context.target.levels[1].transaction:
+    if period(nest, vector) is not None or context.target.vector_bytes < context.target.nearest.transaction:
         return None
     read = [n for n in nest.element_loads if n.source in context.constants and packed_axis(n, vector) is not None]
     return read[0] if len(read) == 1 and read[0].source.rank >= 2 else None
@@ -52,7 +52,7 @@ def asked_soon(nest: Nest, plan: Leaf, tile: Mapping[Axis, Size], context: NestC
     panel = width * read.source.dtype.bytes
     for count in steps.values():
         panel *= count
-    if panel <= context.target.levels[1].capacity or int(blocks_along(facts, facts.row, tile)[0]) <= rows:
+    if panel <= context.target.nearest.capacity or int(blocks_along(facts, facts.row, tile)[0]) <= rows:
         return 0, 1  # it stays near, or comes once
     innermost = steps.get(nest.named(plan.order[-1]), 1)
     return _EARLY, 1 if innermost % _TOGETHER else _TOGETHER

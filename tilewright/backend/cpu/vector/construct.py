@@ -165,7 +165,7 @@ def _passes(facts: ContractionFacts, rows: int, vectors: int) -> Sequence[int]:
     """What one pass may cover: all of the reduction, or less where a block's operands outgrow the first cache."""
     whole = _whole(facts)
     held = 4 * facts.reduction * (rows + vectors * facts.lanes)
-    if facts.cut_axis is None or held <= facts.target.levels[1].capacity * _LONG:
+    if facts.cut_axis is None or held <= facts.target.nearest.capacity * _LONG:
         return (whole,)
     a_step = facts.reduction // whole
     sizes = {whole}
@@ -193,7 +193,7 @@ def _output_cuts(facts: ContractionFacts) -> list[list[int]]:
             continue
         sizes = {-(-extent // n) for n in cut_along[axis]}
         if axis is facts.vector:  # as much of the vector operand as the tile level keeps
-            room = facts.target.tile_level.capacity // (8 * facts.reduction)
+            room = facts.target.local.capacity // (8 * facts.reduction)
             sizes.add(min(extent, max(1, room // (4 * facts.lanes)) * 4 * facts.lanes))
         choices.append(sorted(sizes))
     return choices

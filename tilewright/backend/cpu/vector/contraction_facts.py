@@ -156,7 +156,7 @@ def operands_of(
         step = max((abs(linear(i).terms.get(var(row), 0)) for i in node.indices), default=1) if row is not None else 1
         by_vector = vector is not None and moves(node, vector)
         anywhere = any(vector in met and any(r in met for r in nest.reduce_axes) for met in map(axes_of, node.indices))
-        lines = 1 + (target.vector_bytes - node.source.dtype.bytes) / target.levels[1].transaction if anywhere else 1.0
+        lines = 1 + (target.vector_bytes - node.source.dtype.bytes) / target.nearest.transaction if anywhere else 1.0
         found.append(Operand(node, by_vector, by_row, is_run[node], is_scattered[node], max(1, step), gathered[node],
                              row_bytes.get(node, 0), order.get(node, ()), lines))  # fmt: skip
     return tuple(found)

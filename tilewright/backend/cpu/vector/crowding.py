@@ -21,18 +21,18 @@ Offset = Callable[[Tensor, tuple[Expr, ...]], Linear]  # where in storage someth
 
 def crowded_seconds(nest: Nest, reads: int, target: Target, offset: Offset) -> float:
     """What a vector of a map's block that is written out, and makes so many reads, loses at all its positions."""
-    level = target.tile_level
+    level = target.local
     positions = prod(nest.unswitched.values())
     seconds = 0.0
     if _is_crowded(_written_apart(nest, offset), positions, target):
         seconds += positions * (1 / level.bandwidth + 1 / level.writing)
     if _is_crowded(_read_apart(nest, offset), reads, target):
         seconds += reads / level.bandwidth
-    return seconds * max(0, target.levels[1].transaction - target.vector_bytes)
+    return seconds * max(0, target.nearest.transaction - target.vector_bytes)
 
 
 def _is_crowded(apart: int, streams: int, target: Target) -> bool:
-    return apart >= target.levels[1].transaction and streams > target.lines_held(apart)
+    return apart >= target.nearest.transaction and streams > target.lines_held(apart)
 
 
 def _written_apart(nest: Nest, offset: Offset) -> int:

@@ -128,7 +128,7 @@ def dot_seconds(facts: ContractionFacts, register: Mapping[str, int], tile: Mapp
         blocks = blocks * -(-tile[axis] // size)
     core = blocks * (_dot_cycles(facts, sizes, chains) + folding + _BLOCK_CYCLES) / facts.cycles_a_second
     near, far = _dot_traffic(facts, sizes, tile, blocks)
-    busy = core + _DOT_STREAMS * near / facts.target.tile_level.bandwidth
+    busy = core + _DOT_STREAMS * near / facts.target.local.bandwidth
     return np.maximum(busy, far) + _FAR_EXPOSED * np.minimum(busy, far)
 
 
@@ -174,14 +174,14 @@ def _dot_traffic(
             far = far + all_of_it * (1 + facts.target.stream_cost * (streams - 1)) / facts.target.main.bandwidth
             continue
         each = _bytes(operand, {**whole, **sizes}) * share * blocks
-        moved = moved + np.where(all_of_it <= facts.target.levels[1].capacity // 2, all_of_it, each)
+        moved = moved + np.where(all_of_it <= facts.target.nearest.capacity // 2, all_of_it, each)
     return moved, far
 
 
 def _by_streams(operand: Operand, target: Target) -> bool:
     """Whether it matters how many rows of an operand are read side by side: it comes from main memory, being more than
     half of any cache, and the prefetcher follows few."""
-    outer, source = target.outer or target.tile_level, operand.node.source
+    outer, source = target.shared_cache or target.local, operand.node.source
     size = source.most_bytes
     return target.stream_cost > 0.0 and size > outer.capacity * outer.shared_by // 2
 
@@ -193,11 +193,11 @@ def _cut_extent(facts: ContractionFacts) -> int:
 def moving_seconds(facts: ContractionFacts, form: Form, tile: Mapping[Axis, Size], core: Size) -> Size:
     """Time of a tile with what moves into the first cache, and what is fetched again beyond the tile level."""
     depths = _depths(facts, form, tile)
-    line = facts.target.levels[1].transaction
+    line = facts.target.nearest.transaction
     held = [list(column) for column in zip(*(_held(o, depths, line) for o in facts.operands), strict=True)]
     trips, uses = _loops(facts, form, tile)
-    near = facts.target.levels[1]
-    level = facts.target.tile_level
+    near = facts.target.nearest
+    level = facts.target.local
     into_near, into_level = _traffic(facts, held, trips, uses, (near.capacity, level.capacity * _FULL))
     runs: Size = 0.0
     rows: Size = 0.0
@@ -220,7 +220,7 @@ def moving_seconds(facts: ContractionFacts, form: Form, tile: Mapping[Axis, Size
     for axis in facts.nest.axes:
         outputs = outputs * tile[axis]
     runs = runs + 2 * outputs * (passes - 1) / level.bandwidth
-    far = again / (facts.target.outer or facts.target.main).bandwidth
+    far = again / facts.target.beyond_local.bandwidth
     stalls = np.minimum(_RUN_STALL * np.maximum(runs - _RUN_HIDDEN * core, 0.0), runs)
     total = np.maximum(core + stalls, np.maximum(np.maximum(rows, streams), far))
     total = total + _RUN_EXPOSED * np.minimum(core, runs) + _ROWS_EXPOSED * np.minimum(core, rows)

@@ -44,7 +44,7 @@ def near_rows(nest: Nest, plan: Leaf, tile: Mapping[Axis, Size], context: NestCo
     height, columns = int(blocks_along(facts, facts.row, tile)[0]), int(blocks_along(facts, facts.vector, tile)[0])
     if columns <= width or height <= block:
         return 0
-    line = context.target.levels[1].transaction
+    line = context.target.nearest.transaction
     inside: dict[Axis, Size] = dict.fromkeys(nest.axes, 1) | {a: extent_of(a.extent) for a in nest.reduce_axes}
     rows = inside | {a: tile[a] for a in (facts.row, *facts.runs.get(facts.row, ()))}
     each = float(sum(lines_of(o, rows, line) for o in facts.operands if o.by_row)) / height
@@ -52,8 +52,8 @@ def near_rows(nest: Nest, plan: Leaf, tile: Mapping[Axis, Size], context: NestCo
         float(sum(lines_of(o, inside | {facts.vector: n}, line) for o in facts.operands if not o.by_row))
         for n in (width, columns)
     )
-    capacity = context.target.levels[1].capacity
-    if not each or each * height + panel <= capacity or panels > _AGAIN * context.target.tile_level.capacity:
+    capacity = context.target.nearest.capacity
+    if not each or each * height + panel <= capacity or panels > _AGAIN * context.target.local.capacity:
         return 0
     most = int((_ROOM * capacity - panel) / each)
     apart = [o.row_bytes for o in facts.operands if o.by_row and o.row_bytes > each]

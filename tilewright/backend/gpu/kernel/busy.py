@@ -77,7 +77,7 @@ def taken(placed: Placed, low: GpuNest, contract: GpuContract | None, shared: fl
     cycles = _Threads(placed, low, around.target)
     slots, alone = cycles.contraction(contract) if contract is not None else cycles.plain()
     target = around.target
-    busy = max(slots / target.fma_rate, shared / target.tile_level.bandwidth)
+    busy = max(slots / target.fma_rate, shared / target.local.bandwidth)
     return Taken(busy, max(busy, alone / target.clock))
 
 
@@ -108,8 +108,8 @@ class _Threads:
 
     def __init__(self, placed: Placed, low: GpuNest, target: Target) -> None:
         self.placed, self.low, self.target, self.nest, self.leaf = placed, low, target, placed.nest, placed.work.leaf
-        self.far = (target.outer or target.main).latency * target.clock
-        self.near = target.tile_level.latency * target.clock
+        self.far = target.beyond_local.latency * target.clock
+        self.near = target.local.latency * target.clock
         self.outputs = prod(low.register.get(a, 1) for a in self.nest.axes)
         self.length = prod(float(placed.mean(a)) for a in self.nest.reduce_axes)
 
@@ -130,7 +130,7 @@ class _Threads:
         sizes = {a: float(self.placed.mean(a)) for a in (*self.nest.axes, *self.nest.reduce_axes)}
         made = prod(n / (1 if a in moving else self.low.register.get(a, 1)) for a, n in sizes.items())
         (touch,) = self.placed.touches([node])
-        line = (self.target.outer or self.target.main).transaction
+        line = self.target.beyond_local.transaction
         distinct = float(touch.bytes(sizes, line)[0]) / node.source.dtype.bytes
         first = min(1.0, distinct / max(1.0, made))
         return first * self.far + (1 - first) * _OWN_CACHE * self.near
@@ -140,7 +140,7 @@ class _Threads:
         stride = self._stride(node)
         last = self.low.order[-1] if self.low.order else None
         places = self.low.places.get(last, 1) if last is not None else 1
-        warp, line = self.target.warp, self.target.tile_level.transaction
+        warp, line = self.target.warp, self.target.local.transaction
         runs = max(1.0, warp / max(1, places))
         if stride == 0:
             each = 1.0

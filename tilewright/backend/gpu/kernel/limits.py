@@ -35,7 +35,7 @@ _REGISTER_BYTES = 4
 
 
 def limits_of(target: Target) -> LaunchLimits:
-    return LaunchLimits(target.tile_level.capacity, target.max_threads)
+    return LaunchLimits(target.local.capacity, target.max_threads)
 
 
 def check_limits(loops: LoopProgram, target: Target) -> None:
@@ -61,7 +61,7 @@ def why_not_started(kernel: Kernel, target: Target) -> str | None:
     if kept > most:
         return f"sums up in {kept} registers a thread, and each of {shape.threads} threads has {most}"
     if meets(kernel):
-        places = min(target.resident_threads // shape.threads, target.tile_level.capacity // max(1, shared))
+        places = min(target.resident_threads // shape.threads, target.local.capacity // max(1, shared))
         if x * y * z > places * target.units:
             return f"has {x * y * z} blocks that wait for each other, and {places * target.units} run at a time"
     return None

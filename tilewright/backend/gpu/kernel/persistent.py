@@ -75,10 +75,10 @@ def _priced(step: StepKernel, tile: Sizes, scan: Scan, context: NestContext, bar
         return None
     kept = _kept(step, tile, scan, context)
     size = sum(kept.values())
-    outer = target.outer or target.main
+    outer = target.beyond_local
     # weights that stay are read from shared memory instead
     working = max(alone.seconds - start(target) - size / outer.bandwidth, outer.latency)
-    each = working + size / target.tile_level.bandwidth + barrier
+    each = working + size / target.local.bandwidth + barrier
     before = start(target) + size / target.main.bandwidth
     chosen = replace(alone, seconds=before + steps * each, footprint=alone.footprint + size, resident=True)
     return WalkedSteps(chosen, tuple(kept))
@@ -98,7 +98,7 @@ def _kept(step: StepKernel, tile: Sizes, scan: Scan, context: NestContext) -> di
         for tensor, box in reads_box(nest, boxes[nest], {}, wanted).items():
             size = whole_lines(prod(int(part.size) for part in box) * tensor.dtype.bytes)
             sizes[tensor] = max(size, sizes.get(tensor, 0))
-    room = target.tile_level.capacity - block_bytes(step.nests, held, own, at_once=True)
+    room = target.local.capacity - block_bytes(step.nests, held, own, at_once=True)
     kept: dict[Tensor, int] = {}
     for tensor, size in sorted(sizes.items(), key=lambda item: -item[1]):
         if size <= room:

@@ -92,7 +92,7 @@ def choose_gpu_tile(
         -(-np.maximum.reduce([np.broadcast_to(w, tiles.shape) for w in work]) // 32) * 32, 32, MOST_THREADS
     )
     lanes = target.fma_rate / target.clock  # multiply-adds a multiprocessor issues in a cycle
-    near = (target.outer or target.main).bandwidth / target.clock
+    near = target.beyond_local.bandwidth / target.clock
     issue: Size = np.zeros(len(candidates))
     latency: Size = np.zeros(len(candidates)) + _BLOCK_START
     ring: Size = 0
@@ -119,13 +119,13 @@ def choose_gpu_tile(
     traffic, again, wide = _traffic(nests, boxes, context, stored, limits, trips)
     alive = -(-tiles // target.units)
     beside = np.maximum(ring, BESIDE_BYTES)
-    at_once = np.minimum(_BLOCKS, np.maximum(1, target.tile_level.capacity // np.maximum(held + beside, 1)))
+    at_once = np.minimum(_BLOCKS, np.maximum(1, target.local.capacity // np.maximum(held + beside, 1)))
     for cost in products.values():
         at_once = np.minimum(at_once, cost.resident)
     # what nests read one after the other stays in the first cache, which is the same memory, or in the next
     between = np.minimum(alive, at_once) * wide
-    traffic = traffic + np.where(between <= target.tile_level.capacity // 2, 0, again)
-    outer = target.outer or target.main
+    traffic = traffic + np.where(between <= target.local.capacity // 2, 0, again)
+    outer = target.beyond_local
     lost = np.where(between <= outer.capacity // 2, 0, again) * tiles
     # a few warps cannot keep the multiprocessor busy
     issue = issue * np.maximum(1.0, target.schedulers * target.warp / (np.minimum(alive, at_once) * threads))
@@ -146,8 +146,8 @@ def choose_gpu_tile(
     seconds = seconds + start(target)
     if len(nests) == 1 and nests[0] in products:
         seconds = np.maximum(products[nests[0]].seconds(tiles, target), far + target.kernel_cost)
-    seconds = np.where(held <= target.tile_level.capacity // 2, seconds, np.inf)
-    seconds = np.where(held + ring <= target.tile_level.capacity, seconds, np.inf)
+    seconds = np.where(held <= target.local.capacity // 2, seconds, np.inf)
+    seconds = np.where(held + ring <= target.local.capacity, seconds, np.inf)
     for cost in products.values():
         seconds = np.where(cost.alone < NEVER, seconds, np.inf)
     # among equals no multiprocessor idle, then fewer starts
@@ -163,7 +163,7 @@ def choose_gpu_tile(
                 plain = finished(plan, nest, here[nest], limits.get(nest, {}))
                 own[nest] = own_bytes(nest, plain, here[nest], target.max_threads)
         kept = {t: box_elements(here[n]) * t.dtype.bytes for n in nests for t in n.stores if t not in stored}
-        room = target.tile_level.capacity
+        room = target.local.capacity
         if stream is None:
             return block_bytes(nests, kept, own) <= room
         states = int(np.broadcast_to(held, tiles.shape)[number]) + ALIGNMENT * _STATES * len(nests)
@@ -278,14 +278,14 @@ def _staging(nest: Nest, box: Box) -> Size:
 
 def _global_step(target: Target) -> float:
     """Cycles of a step that reads global memory."""
-    return _GLOBAL_STEP * target.tile_level.latency * target.clock
+    return _GLOBAL_STEP * target.local.latency * target.clock
 
 
 def _step_cost(
     nest: Nest, plan: Leaf, register: Mapping[Axis, Size], lanes: Size, box: Box, target: Target
 ) -> tuple[Size, Size]:
     """(issue slots, cycles of latency) of one thread for one position."""
-    far, near = _global_step(target), _SHARED_STEP * target.tile_level.latency * target.clock
+    far, near = _global_step(target), _SHARED_STEP * target.local.latency * target.clock
     outputs: Size = 1
     for n in register.values():
         outputs = outputs * n
@@ -313,7 +313,7 @@ def _step_cost(
     steps = steps / plan.lanes
     alone = slots / 2
     # behind a branch no load of a later step is under way: 293 cycles a step were measured on an H200
-    wait = (target.outer or target.main).latency * target.clock if _branches(nest) else far / 2
+    wait = target.beyond_local.latency * target.clock if _branches(nest) else far / 2
     return steps * slots + epilogue, steps * np.maximum(wait, alone) + 30 * (plan.split > 1) + epilogue
 
 

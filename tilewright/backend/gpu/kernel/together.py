@@ -45,7 +45,7 @@ def _places(kernels: Sequence[Tile], threads: int, target: Target) -> int:
     if any(leaf.instruction in FORMS for k in kernels for leaf in k.leaves):
         return 1  # fragments fill the registers, and operands in their stages shared memory
     held = max(k.estimate.footprint for k in kernels)
-    return min(MOST_SPREAD, target.resident_threads // threads, target.tile_level.capacity // (held + BESIDE_BYTES))
+    return min(MOST_SPREAD, target.resident_threads // threads, target.local.capacity // (held + BESIDE_BYTES))
 
 
 def _lanes(kernel: Tile) -> Tile:

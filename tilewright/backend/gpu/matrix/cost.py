@@ -157,7 +157,7 @@ def cost_of(target: Target, made: Fragments, product: Product) -> MatrixCost:
     form = FORMS[made.instruction]
     shape = np.array([(made.rows, made.columns, made.warp_rows, made.warp_columns, made.step, made.groups)], np.int64)
     tried = (_TriedInGroups if form.warps > 1 else _Tried)(target, form, product, shape, made.stages)
-    ring, busy, alone, resident = (float(x[0]) for x in tried.costs(target.tile_level.capacity))
+    ring, busy, alone, resident = (float(x[0]) for x in tried.costs(target.local.capacity))
     return MatrixCost(busy, alone, int(ring), int(resident))
 
 
@@ -188,7 +188,7 @@ def _ways(
     if not len(shapes):
         return None
     tried = (_TriedInGroups if form.warps > 1 else _Tried)(target, form, product, shapes)
-    ring, busy, alone, resident = tried.costs(room or target.tile_level.capacity)
+    ring, busy, alone, resident = tried.costs(room or target.local.capacity)
     taken = seconds(busy, alone, resident, product.blocks, target)
     if not len(taken) or not np.isfinite(taken.min()):
         return None
@@ -289,7 +289,7 @@ class _Tried:
         less = [_PACKED if way == UNPACKED else 1.0 for way in self.product.ways]
         through = self.rows * (self.read_rows + 1) * slower[0] * less[0] + (
             self.columns * (self.read_columns + 1) * slower[1] * less[1])  # fmt: skip
-        near = target.tile_level.bandwidth / target.clock
+        near = target.local.bandwidth / target.clock
         # lines that a run begins or ends inside are fetched by both neighbours
         moved: Size = 0.0
         for size, along_sum, share in zip((self.rows, self.columns), self.product.runs, less, strict=True):
@@ -297,7 +297,7 @@ class _Tried:
             whole = (run % _LINE == 0) | (_LINE % run == 0)
             moved = moved + size * share * (1.0 if along_sum else np.where(whole, 1.0, _CUT_LINES))
         active = max(1, min(self.product.blocks, target.units))
-        beyond = _MET_LINES * (target.outer or target.main).bandwidth / target.clock * target.units / active
+        beyond = _MET_LINES * target.beyond_local.bandwidth / target.clock * target.units / active
         return tensor, width * self.step * through / near, width * self.step * moved / beyond
 
     def _together(self, idle: Size) -> Numbers:
@@ -328,7 +328,7 @@ class _Tried:
         """Shared memory, cycles busy and alone, and blocks that share a multiprocessor; infinite where none fits."""
         target, product = self.target, self.product
         part = self._together(1.0)
-        reach = _LOADED * (target.main if product.far else target.outer or target.main).latency * target.clock
+        reach = _LOADED * (target.main if product.far else target.beyond_local).latency * target.clock
         self.stages, ring = self._staged(room, reach, part)
         lanes = target.fma_rate / target.clock
         # elements that are not just copied: threads compute where they lie and what they are, and wait for them
@@ -355,13 +355,13 @@ class _Tried:
         slots_of_warp = out / (32 * self.warps) * (_STORED + product.work)
         through = 0.0
         if product.stored > 1:
-            through = _THROUGH_SHARED * out * self.groups * 4 / (target.tile_level.bandwidth / target.clock)
+            through = _THROUGH_SHARED * out * self.groups * 4 / (target.local.bandwidth / target.clock)
         # other blocks of the multiprocessor issue while this one waits
         stored, stored_alone = (slots_of_warp * np.maximum(between, self.warps / each_feeds) + through
                                 for between in (1.0, _ALONE))  # fmt: skip
         threads = 32 * self.warps
         resident = np.minimum(
-            target.tile_level.capacity // np.maximum(ring, 1), target.register_file // (self.registers * threads)
+            target.local.capacity // np.maximum(ring, 1), target.register_file // (self.registers * threads)
         )
         resident = np.maximum(1, np.minimum(resident, target.resident_threads // threads))
         turns = product.others * -(-product.rows // self.rows) * -(-product.columns // self.columns)

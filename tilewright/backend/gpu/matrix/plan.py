@@ -185,7 +185,7 @@ def fitting_fragments(
 ) -> dict[str, Fragments] | None:  # fmt: skip
     """The same; None where no number of warps fits all."""
     target, far = context.target, comes_from_far(context)
-    room = target.tile_level.capacity - held
+    room = target.local.capacity - held
     names, products = [], []
     for nest, leaf in zip(nests, leaves, strict=True):
         if leaf.instruction in FORMS:
@@ -294,7 +294,7 @@ def matrix_costs(
     never = Fragments(16, 16, 16, 16, 16, 1), MatrixCost(NEVER, NEVER, 0, 1)
     rows: dict[Nest, list[tuple[float, ...]]] = {nest: [] for nest in named}
     beside = -(-np.broadcast_to(held, tiles.shape) // _ROOM) * _ROOM
-    rooms = np.maximum(context.target.tile_level.capacity - beside, 1).tolist()
+    rooms = np.maximum(context.target.local.capacity - beside, 1).tolist()
     for room, *each in zip(rooms, *candidates, strict=True):
         made = of_equal_warps(context.target, tuple(zip(named.values(), each, strict=True)), room)
         for nest, (way, cost) in zip(named, made or [never] * len(named), strict=True):
@@ -374,5 +374,5 @@ def _held(nest: Nest, leaf: Leaf, sides: Sides) -> list[str]:
 def comes_from_far(context: NestContext) -> bool:
     """Whether operands are read from device memory: a model's weights may stay in the L2 from run to run, where they
     are few; a product without weights is part of something larger."""
-    outer = context.target.outer
+    outer = context.target.shared_cache
     return outer is None or not context.constants or context.weights > outer.capacity * outer.shared_by // 2

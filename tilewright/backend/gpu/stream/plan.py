@@ -165,10 +165,10 @@ def fragments_of(
         beside = _BESIDE_ENDS * (block - _LEAST_GROUP_BLOCK) if ends else 0
         if made.registers + beside > min(target.vector_registers, target.register_file // threads):
             continue
-        if made.shared > target.tile_level.capacity:
+        if made.shared > target.local.capacity:
             continue
         busy, alone, longest = (_group_cycles if made.in_groups else _cycles)(form, made, trips, target)
-        resident = max(1, min(target.tile_level.capacity // made.shared, target.resident_threads // threads,
+        resident = max(1, min(target.local.capacity // made.shared, target.resident_threads // threads,
                               target.register_file // (made.registers * threads)))  # fmt: skip
         time = max(float(seconds(busy, alone, resident, tiles, target)), longest / target.clock + target.kernel_cost)
         if best is None or time < best[0]:
@@ -217,10 +217,10 @@ def _group_cycles(
     depth = made.summed + made.columns
     groups = made.rows // _PIECE
     tensor = made.rows * made.block * depth / (rate / target.clock)
-    near = target.tile_level.bandwidth / target.clock
+    near = target.local.bandwidth / target.clock
     shared = _BYTES * (made.block * depth * (groups + 1) + made.rows * made.summed) / near
     moved = _BYTES * made.block * depth + made.rows * made.block * form.read
-    beyond = moved / ((target.outer or target.main).bandwidth / target.clock)
+    beyond = moved / (target.beyond_local.bandwidth / target.clock)
     powers = made.rows * made.block * form.work * _GROUP_SLOT / lanes
     long = made.rows * made.block * form.long / lanes
     vector = powers + long
@@ -241,10 +241,10 @@ def _cycles(form: RegisterForm, made: StreamFragments, trips: int, target: Targe
     lanes = target.fma_rate / target.clock
     depth = made.summed + made.columns
     tensor = made.rows * made.block * depth / (rate / target.clock)
-    near = target.tile_level.bandwidth / target.clock
+    near = target.local.bandwidth / target.clock
     shared = _BYTES * made.block * depth * (made.warps + 1) / near
     moved = _BYTES * made.block * depth + made.rows * made.block * form.read
-    beyond = moved / ((target.outer or target.main).bandwidth / target.clock)
+    beyond = moved / (target.beyond_local.bandwidth / target.clock)
     inside = max(tensor, shared)
     slots = form.work * _SLOT
     vector = made.rows * made.block * (slots + form.long) / lanes
@@ -252,7 +252,7 @@ def _cycles(form: RegisterForm, made: StreamFragments, trips: int, target: Targe
     own = inside * max(1.0, 4 / made.warps) if made.warps < 4 else inside
     each = slots * _APART + form.long * _ALONE
     waiting = made.warp_rows * made.block / 32 * each * max(1.0, made.warps / 4)
-    reach = _LOADED * (target.outer or target.main).latency * target.clock
+    reach = _LOADED * target.beyond_local.latency * target.clock
     alone = max(own + waiting + _TRIP, reach, beyond)
     ends = made.rows * made.columns * (8 + form.end) / lanes
     first = _LOADED * target.main.latency * target.clock

@@ -293,7 +293,7 @@ def shared_out(
     context: NestContext,
 ) -> Tile:  # fmt: skip
     """The kernel with its products handed out to warps, or all of it where it is streamed in registers."""
-    registers = context.target.levels[0].name
+    registers = context.target.registers.name
     kept = planned(nests, leaves, stream, choice.tile, choice.block, choice.tiles, context.target)
     if kept is not None:
         return in_registers(kernel, nests, *kept, registers)
