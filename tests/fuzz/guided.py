@@ -78,6 +78,7 @@ class Manifests:
     def __init__(self, root: Path, cache: Path) -> None:
         from tests.unit.packages.test_saved_parts import first, picking
         from tests.unit.packages.test_stored import X, dense
+        from tests.unit.schedule.test_sweeps import in_sweeps_on_a_cpu, whole_numbers
 
         self._root, options = root, Options(cache_dir=cache, threads=1)
         tilewright.compile(dense(), options=options).save(root / "plain")
@@ -87,9 +88,11 @@ class Manifests:
         several = tilewright.compile(_open_relu(), options=options)
         several(np.ones(3, np.float32))
         several.save(root / "shapes")
-        self._inputs = {"plain": X, "parts": first(3), "shapes": np.ones(3, np.float32)}
+        in_sweeps_on_a_cpu(options)[1].save(root / "sweeps")
+        self._inputs = {"plain": X, "parts": first(3), "shapes": np.ones(3, np.float32),
+                        "sweeps": whole_numbers(1, 3, 48, 16)}  # fmt: skip
         texts = {"plain": ("manifest.json",), "parts": ("manifest.json", "plan.json"),
-                 "shapes": ("manifest.json", "table.json")}  # fmt: skip
+                 "shapes": ("manifest.json", "table.json"), "sweeps": ("manifest.json",)}  # fmt: skip
         self.first = [
             json.dumps([kind, {name: json.loads((root / kind / name).read_text()) for name in names}]).encode()
             for kind, names in texts.items()

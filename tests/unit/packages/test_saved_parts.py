@@ -18,6 +18,8 @@ import tilewright
 from tilewright import ModelError, Options, StagedModel, ToolError
 from tilewright.cli.main import main
 from tilewright.ir.forms.graph import Graph
+from tilewright.packages.directory import sums
+from tilewright.packages.manifest import sealed
 
 pytestmark = pytest.mark.host  # what is saved is for this computer
 F, WHOLE = TensorProto.FLOAT, TensorProto.INT64
@@ -193,6 +195,24 @@ def test_a_manifest_of_another_format_is_refused(options: Options, tmp_path: Pat
     path.write_text(json.dumps({**row, "parts": 7}))
     with pytest.raises(ModelError, match="its manifest is damaged"):
         tilewright.load(tmp_path / "saved")
+
+
+def test_a_part_that_takes_another_shape_is_refused(options: Options, tmp_path: Path) -> None:
+    """The sums are right: somebody wrote it so."""
+    saved, first_calls = tmp_path / "saved", tilewright.compile(picking(), options=options)
+    first_calls(first(3))
+    first_calls.save(saved)
+    plan = json.loads((saved / "plan.json").read_text())
+    ((_, stage), *_) = plan["first"]["kept"]
+    name, _ = stage["takes"]["map"][0]
+    stage["takes"]["map"][0] = [name, {"tuple": []}]
+    (saved / "plan.json").write_text(json.dumps(plan))
+    row = json.loads((saved / "manifest.json").read_text())
+    row.pop("manifest_sha256")
+    row["files"] |= sums(saved, ["plan.json"])
+    (saved / "manifest.json").write_text(sealed(row))
+    with pytest.raises(ModelError, match="does not fit this version"):
+        tilewright.load(saved)
 
 
 def test_the_command_saves_models_that_inputs_decide(options: Options, tmp_path: Path, capsys: Any) -> None:

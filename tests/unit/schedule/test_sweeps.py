@@ -21,6 +21,7 @@ from tilewright.ir.forms.swept import Swept
 from tilewright.ir.meaning.interpret import evaluate
 from tilewright.ops import lower
 from tilewright.ops.builder import IN_PARTS
+from tilewright.options import Options
 from tilewright.runtime.swept import Array, Result, Runner, SweptModel
 from tilewright.schedule.sweeps.parts import in_sweeps
 from tilewright.schedule.sweeps.search import Room, choose_sweeps
@@ -195,12 +196,17 @@ def test_nothing_fits_nowhere() -> None:
     assert choose_sweeps(program, Room(64, 2, False), H200) is None
 
 
-def test_a_run_on_a_cpu_keeps_to_its_memory() -> None:
-    """Compiled: rows and columns with halos, where there is no batch to cut; the same bits, and what is told of it."""
+def in_sweeps_on_a_cpu(options: Options) -> tuple[tilewright.Model, tilewright.Model]:
+    """A model as it is, and in half the memory: rows and columns with halos, where there is no batch to cut."""
     model = features((48, 16), ((8, 2),)).SerializeToString()
-    free = tilewright.compile(model, threads=1, effort="fast")
-    runner = free.artifact.runner
-    bound = tilewright.compile(model, threads=1, effort="fast", memory=(runner.arena_bytes + runner.scratch_bytes) // 2)
+    free = tilewright.compile(model, options=options.override(effort="fast"))
+    held = free.artifact.runner.arena_bytes + free.artifact.runner.scratch_bytes
+    return free, tilewright.compile(model, options=options.override(effort="fast", memory=held // 2))
+
+
+def test_a_run_on_a_cpu_keeps_to_its_memory() -> None:
+    """Compiled: the same bits, and what is told of it."""
+    free, bound = in_sweeps_on_a_cpu(Options.from_environment(threads=1))
     assert isinstance(bound.artifact.runner, SweptModel)
     inputs = {"x": whole_numbers(1, 3, 48, 16)}
     np.testing.assert_array_equal(bound.run(inputs)["p0"], free.run(inputs)["p0"])
@@ -210,10 +216,7 @@ def test_a_run_on_a_cpu_keeps_to_its_memory() -> None:
 
 def test_a_model_in_sweeps_is_saved_with_one_copy_of_its_weights(tmp_path: Path) -> None:
     """And again from there; a damaged byte of a part and a part that is cut from elsewhere are told."""
-    model = features((48, 16), ((8, 2),)).SerializeToString()
-    free = tilewright.compile(model, threads=1, effort="fast")
-    runner = free.artifact.runner
-    bound = tilewright.compile(model, threads=1, effort="fast", memory=(runner.arena_bytes + runner.scratch_bytes) // 2)
+    free, bound = in_sweeps_on_a_cpu(Options.from_environment(threads=1))
     bound.save(tmp_path / "first")
     loaded = tilewright.load(tmp_path / "first")
     assert isinstance(loaded, tilewright.Model)
