@@ -22,7 +22,7 @@ _JUDGED = 1024  # rows of a head whose error is told: scores of float64 take muc
 # heads, rows, columns, whether a row sees those before it alone
 CASES: tuple[tuple[tuple[int, int, int], bool], ...] = (
     ((12, 384, 64), False), ((12, 128, 64), False), ((12, 197, 64), False), ((768, 49, 32), False),
-    ((12, 4096, 64), False), ((12, 4096, 64), True), ((8, 16384, 128), False), ((8, 16384, 128), True),
+    ((12, 4096, 64), False), ((12, 4096, 64), True), ((16, 16384, 128), False), ((16, 16384, 128), True),
     ((16, 1000, 80), False), ((16, 1000, 80), True), ((8, 77, 40), False),
 )  # fmt: skip
 

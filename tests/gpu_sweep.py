@@ -35,8 +35,9 @@ BATCHES = (1, 8, 32, 128)
 PRECISIONS = ("float32", "float16", "bfloat16")
 GPUS = ("a100", "h200", "l40s")
 BATCH = "batch"
-BESIDE = ("vit_b16", "convnext", "vgg")  # shapes that the zoo has not
+BESIDE = ("vit_b16", "convnext", "vgg", "diffusion")  # shapes that the zoo has not
 MODELS = (*zoo.MODELS, *BESIDE)
+IMAGE, LATENT = (3, 224, 224), (320, 64, 64)
 AXES = {"lstm": 1}  # along which several are taken at a time, where that is not the first: its first are steps
 
 
@@ -90,8 +91,8 @@ def built(model: str) -> tuple[nn.Module, dict[str, np.ndarray]]:
     if model == "vit_b16":
         return vit_s32.build_base_16("full")
     if model in BESIDE:
-        made = ConvNext() if model == "convnext" else Vgg()
-        return made.eval(), {"image": np.zeros((1, 3, 224, 224), np.float32)}
+        made, shape = {"convnext": (ConvNext, IMAGE), "vgg": (Vgg, IMAGE), "diffusion": (Diffusion, LATENT)}[model]
+        return made().eval(), {"image": np.zeros((1, *shape), np.float32)}
     return zoo.build(model, "full")
 
 
@@ -168,6 +169,33 @@ class Vgg(nn.Module):
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.last(self.features(image).flatten(1))
         return logits
+
+
+class Diffusion(nn.Module):
+    """A stage of a denoiser of latent images: convolutions between GroupNorms, and every place attends to all others:
+    8 heads of 4096 places, so that 16 images have 2^31 scores."""
+
+    output_names = ("image_after",)
+
+    def __init__(self, width: int = 320, heads: int = 8) -> None:
+        super().__init__()
+        self.heads = heads
+        self.near = nn.Sequential(*(layer for _ in range(2) for layer in (
+            nn.GroupNorm(32, width), nn.SiLU(), nn.Conv2d(width, width, 3, padding=1))))  # fmt: skip
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.first, self.last = nn.Conv2d(width, width, 1), nn.Conv2d(width, width, 1)
+        self.among, self.after = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width)
+        self.gates, self.back = nn.Linear(width, 8 * width), nn.Linear(4 * width, width)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        beside = image + self.near(image)
+        x = self.first(nn.functional.group_norm(beside, 32)).flatten(2).transpose(1, 2)
+        parts = self.among(self.norms[0](x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        scores = parts[0] @ parts[1].transpose(-1, -2) * parts.shape[-1] ** -0.5
+        x = x + self.after((torch.softmax(scores, -1) @ parts[2]).transpose(1, 2).flatten(2))
+        wide, gate = self.gates(self.norms[1](x)).chunk(2, -1)
+        x = x + self.back(wide * nn.functional.gelu(gate))
+        return beside + self.last(x.transpose(1, 2).unflatten(2, image.shape[2:]))
 
 
 def main() -> int:

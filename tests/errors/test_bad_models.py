@@ -66,7 +66,7 @@ def function(name: str, calls: str) -> FunctionProto:
 
 
 def doublings(first: str) -> ModelProto:
-    names = [first, *(f"d{n}" for n in range(35))]
+    names = [first, *(f"d{n}" for n in range(42))]
     nodes = [helper.make_node("Concat", [a, a], [b], name="the_node", axis=0) for a, b in pairwise(names)]
     nodes.append(helper.make_node("ReduceSum", [names[-1]], ["y"]))
     return model(nodes, MATRIX, constants={"c": np.ones(4, np.float32)})
@@ -122,8 +122,8 @@ CASES: dict[str, tuple[Any, str]] = {
             ("kernel", {"kernel_shape": [2, 2]}, "kernel_shape [2, 2] is not that of its weights"),
         )
     },
-    "Conv pads huge": (one("Conv", IMAGE, ["x", "w"], WEIGHTS, pads=[1 << 31] * 4), "2147483648 are supported"),
-    "Conv pads big": (one("Conv", IMAGE, ["x", "w"], WEIGHTS, pads=[1 << 20] * 4), "2147483648 are supported"),
+    "Conv pads huge": (one("Conv", IMAGE, ["x", "w"], WEIGHTS, pads=[1 << 31] * 4), "1099511627776 are supported"),
+    "Conv pads big": (one("Conv", IMAGE, ["x", "w"], WEIGHTS, pads=[1 << 20] * 4), "1099511627776 are supported"),
     "ConvTranspose pads": (one("ConvTranspose", IMAGE, ["x", "w"], WEIGHTS, pads=[9] * 4), "take away more than"),
     "Pad below zero": (one("Pad", given=["x", "p"], constants={"p": integers(0, -4, 0, 0)}), "shape [2, -1]"),
     "Pad huge": (one("Pad", given=["x", "p"], constants={"p": integers(0, 1 << 40, 0, 0)}), "are supported"),
@@ -207,8 +207,8 @@ CASES: dict[str, tuple[Any, str]] = {
         "keeps element 8 of an axis of 2",
     ),
     "ArgMax of nothing": (one("ArgMax", {"x": (F, [2, 0])}, out=(INT, None), axis=1), "an axis without elements"),
-    "doubled constants": (doublings("c"), "2147483648 are supported"),
-    "doubled inputs": (doublings("x"), "2147483648 are supported"),
+    "doubled constants": (doublings("c"), "1099511627776 are supported"),
+    "doubled inputs": (doublings("x"), "1099511627776 are supported"),
     "Expand huge": (one("Expand", given=["x", "k"], constants={"k": integers(1 << 40, 2, 3)}), "are supported"),
     "Tile huge": (one("Tile", given=["x", "k"], constants={"k": integers(1 << 40, 1 << 40)}), "are supported"),
     "OneHot huge": (one("OneHot", INDICES, ["x", "d", "v"], {"d": integers(1 << 50)} | VALUES), "are supported"),
@@ -216,7 +216,7 @@ CASES: dict[str, tuple[Any, str]] = {
     "input huge": (one("Relu", {"x": (F, [1 << 40, 1 << 40])}), "input 'x' would have the shape"),
     "Resize huge": (
         one("Resize", IMAGE, ["x", "", "s"], {"s": np.array([1, 1, 1e9, 1e9], np.float32)}),
-        "2147483648 are supported",
+        "1099511627776 are supported",
     ),
     "Resize -1": (one("Resize", IMAGE, ["x", "", "s"], {"s": np.array([1, 1, -1, 1], np.float32)}), "scale -1.0"),
     "Range huge": (

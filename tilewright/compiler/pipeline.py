@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from tilewright.backend import backend_for
 from tilewright.backend.protocol import Backend
 from tilewright.compiler.controlled import linked, places, refuse_edits
-from tilewright.compiler.settling import Tuner, predicted, settle
+from tilewright.compiler.settling import Tuner, check_stored, predicted, settle
 from tilewright.compiler.verifying import Verifier
 from tilewright.errors import InternalError, OptionError
 from tilewright.ir.analysis import verify
@@ -426,6 +426,7 @@ def _verify(result: Any, inputs: tuple[Any, ...], target: Target) -> None:
         check_plan(result, inputs[0], target, measured=False)
     elif isinstance(result, LoopProgram):
         verify.verify_loops(result)
+        check_stored(result, next((i for i in inputs if isinstance(i, Program)), None))
         backend_for(target).check_limits(result, target)
 
 

@@ -7,17 +7,20 @@ ending the compilation.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from math import inf
+from math import inf, prod
 from typing import Any
 
 from tilewright.backend import backend_for
-from tilewright.errors import InternalError, printable
+from tilewright.errors import InternalError, UnsupportedError, printable
+from tilewright.ir.forms.bounds import upper
 from tilewright.ir.forms.compute import Program
 from tilewright.ir.forms.loops import Kernel, LoopProgram
+from tilewright.ir.forms.tensor import Extent
 from tilewright.lower.kernel import Binding
 from tilewright.lower.program import lower_program
+from tilewright.ops.builder import MOST_STORED
 from tilewright.options import Options
 from tilewright.schedule.objectives import plan_for
 from tilewright.schedule.planner import make_plan, plan_seconds
@@ -39,6 +42,9 @@ def settle(
 
     def tried(schedule: str, whole: bool, plain: frozenset[str] = frozenset()) -> tuple[Plan, LoopProgram]:
         make = partial(make_plan, memo=memo, whole=whole, plain=plain, hurried=options.effort == "fast")
+        if schedule == "connected" and too_large:  # whatever else it costs, it is to be in parts
+            seconds = plan_seconds(make_plan(program, target, schedule, memo=memo, whole=False), program)
+            make = partial(make, dear=dict.fromkeys(too_large, seconds))
         if whole and not plain and schedule == "connected":
             plan = run("plan", lambda *given: plan_for(options.objectives, program, make(*given), target, memo),
                        program, target, schedule)  # fmt: skip
@@ -48,6 +54,7 @@ def settle(
             plan = run("tune", tuner, program, plan, target, options)
         return plan, run("loops", lower_program, program, plan, backend_for(target).lower_kernel)
 
+    too_large = [t.name for c in program.computes for t in c.outputs if not _is_storable(t.shape)]
     try:
         return tried(options.schedule, options.effort != "fast")
     except InternalError as error:
@@ -63,6 +70,22 @@ def settle(
         except InternalError as error:
             _LOG.debug("%s", printable(str(error)))
     raise found
+
+
+def _is_storable(shape: Sequence[Extent]) -> bool:
+    return prod(map(upper, shape)) <= MOST_STORED
+
+
+def check_stored(loops: LoopProgram, program: Program | None) -> None:
+    """What memory has whole is no larger than supported: of what kernels keep parts alone there may be more."""
+    origins = {t.name: c.origin for c in (program.computes if program else ()) for t in c.outputs}
+    for stored in loops.tensors:
+        if stored.role == "constant" or _is_storable(stored.shape):
+            continue
+        is_given = stored.role == "input"
+        whose = f"input '{stored.name}'" if is_given else f"{origins.get(stored.name) or stored.name}: its result"
+        raise UnsupportedError(f"{whose} would have the shape {list(stored.shape)}, {prod(stored.shape)} elements; "
+                               f"{MOST_STORED} are supported of what is stored")  # fmt: skip
 
 
 def predicted(program: Program, target: Target, schedule: str, memo: Memo) -> tuple[float, int]:

@@ -17,7 +17,6 @@ from tilewright.ir.forms.loops import LoopProgram
 from tilewright.ir.forms.tensor import elements, extents
 from tilewright.lower.memory import arena
 from tilewright.ops import lower
-from tilewright.ops.builder import IN_PARTS
 from tilewright.options import Options
 from tilewright.schedule.batches import Batches, in_parts
 from tilewright.target import Target
@@ -105,7 +104,7 @@ def _device_bound(limit: int) -> Bound:
 def _in_sweeps(model: Graph, target: Target, options: Options, bound: Bound) -> Artifact | None:
     if model.part is not None:
         return None  # rows of it may hold anything: it is a part already
-    program = fold_constants(lower(model, most_elements=IN_PARTS))
+    program = fold_constants(lower(model))
     return build_swept(model, program, target, options, bound)
 
 

@@ -42,8 +42,8 @@ _SMALL = 64  # elements up to which equal constants are shared
 
 # What one node may ask for. A file can name any number; beyond these nothing is made, not even a plan.
 MOST_AXES = 32
-MOST_ELEMENTS = 1 << 31
-IN_PARTS = 1 << 40  # elements of a tensor of which there is never more than a part
+MOST_ELEMENTS = 1 << 40  # of a tensor: there may never be more than a part of it
+MOST_STORED = 1 << 31  # of one that memory has whole
 MOST_STEPS = 1 << 48  # minutes on the fastest processors
 # Constants that are made here of others: of a small model this much in all, of a large one this many times its own.
 FOLDED_BYTES = 1 << 25
@@ -55,11 +55,9 @@ _MULTIPLIED_AS_THEY_ARE = (dtypes.int8, dtypes.uint8, dtypes.int4, dtypes.uint4,
 class Builder:
     """Collects the computes and constants of a Program while its operators are lowered one by one."""
 
-    def __init__(self, regions: bool = False, most_elements: int = MOST_ELEMENTS) -> None:
-        """With `regions`, data may end loops and choose branches; without, all steps and both branches are computed.
-        No tensor has more than `most_elements`."""
+    def __init__(self, regions: bool = False) -> None:
+        """With `regions`, data may end loops and choose branches; without, all steps and both branches are computed."""
         self.regions = regions
-        self.most_elements = most_elements
         self.computes: list[Compute] = []
         self.constants: dict[Tensor, np.ndarray] = {}
         self._shared: dict[tuple[Any, ...], Tensor] = {}
@@ -108,17 +106,18 @@ class Builder:
         name = self._base if not hint else f"{self._base}_{hint}"
         return Tensor(self.unique(name), self.checked_shape(shape), dtype)
 
-    def checked_shape(self, shape: Sequence[int], what: str = "its result") -> Shape:
-        """A shape that a tensor may have."""
+    def checked_shape(self, shape: Sequence[int], what: str = "its result", whole: bool = False) -> Shape:
+        """A shape that a tensor may have, one that memory has whole or not."""
         extents = tuple(int(s) for s in shape)
         if len(extents) > MOST_AXES:
             raise self.unsupported(f"{what} would have {len(extents)} axes; {MOST_AXES} are supported")
         if any(extent < 0 for extent in extents):
             raise self.invalid(f"{what} would have the shape {list(extents)}, and no extent can be negative")
         room = prod(max(extent, 1) for extent in extents)  # an axis of nothing does not make the others smaller
-        if room > self.most_elements:
+        most = MOST_STORED if whole else MOST_ELEMENTS
+        if room > most:
             raise self.unsupported(
-                f"{what} would have the shape {list(extents)}, {room} elements; {self.most_elements} are supported"
+                f"{what} would have the shape {list(extents)}, {room} elements; {most} are supported"
             )
         return extents
 
@@ -137,6 +136,10 @@ class Builder:
         if key is not None:
             self._shared[key] = tensor
         return tensor
+
+    def filled(self, shape: Sequence[int], value: int | float, dtype: DType, hint: str) -> Tensor:
+        """A constant that is the same everywhere."""
+        return self.constant(np.full(self.checked_shape(shape, whole=True), value, dtype.numpy), hint)
 
     def value(self, tensor: Tensor | None) -> np.ndarray | None:
         """The elements of a tensor that is known while compiling."""

@@ -14,7 +14,7 @@ from tilewright.ir.forms.expr import Const, Expr, Load, Var, is_op
 from tilewright.ir.forms.graph import ASKED, Form, Graph, Node, Part, item_name, read_by
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.ir.meaning.folding import without_dead
-from tilewright.ops.builder import MOST_ELEMENTS, Builder, dims
+from tilewright.ops.builder import Builder, dims
 from tilewright.ops.extents import lower_open
 from tilewright.ops.movement.sequence import Sequence
 from tilewright.ops.outside import ABSENT, OUTSIDE, OUTSIDE_OPERATORS, outside
@@ -23,12 +23,12 @@ from tilewright.ops.steps import control
 from tilewright.ops.steps.control import Scope
 
 
-def lower(graph: Graph, regions: bool = False, most_elements: int = MOST_ELEMENTS) -> Program:
+def lower(graph: Graph, regions: bool = False) -> Program:
     """The tensor expressions of a Graph, shape computations and other constants already evaluated. With `regions` the
-    target runs loops that data end, and branches. A tensor of more than `most_elements` is refused."""
+    target runs loops that data end, and branches."""
     if graph.part is not None and graph.part.rooms:
         return lower_open(graph, _lower_settled)[0]
-    return _lower_settled(graph, regions, most_elements)
+    return _lower_settled(graph, regions)
 
 
 def output_forms(graph: Graph) -> Mapping[str, tuple[Form, ...]]:
@@ -36,8 +36,8 @@ def output_forms(graph: Graph) -> Mapping[str, tuple[Form, ...]]:
     return lower_open(graph, _lower_settled)[1]
 
 
-def _lower_settled(graph: Graph, regions: bool = False, most_elements: int = MOST_ELEMENTS) -> Program:
-    b = Builder(regions, most_elements)
+def _lower_settled(graph: Graph, regions: bool = False) -> Program:
+    b = Builder(regions)
     part = graph.part or Part()
     inputs = []
     for value in graph.inputs:

@@ -392,7 +392,7 @@ def range_(b: Builder, node: Node, start: Tensor, limit: Tensor, delta: Tensor) 
         return _moving_range(b, start, limit, step)
     first, end = (b.known(t, n).reshape(()) for t, n in ((start, "start"), (limit, "limit")))
     count = max(int(np.ceil((float(end) - float(first)) / float(step))), 0)
-    b.checked_shape([count])
+    b.checked_shape([count], whole=True)
     return b.constant((np.arange(count).astype(first.dtype) * step + first).astype(first.dtype), "")
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.compute import Monoid, Reduce, Scan
 from tilewright.ir.forms.expr import Axis, Expr, cast, const, eq, load, lt, op, select, state, var
@@ -49,7 +47,7 @@ def det(b: Builder, node: Node, x: Tensor) -> Tensor:
     total = b.map_compute("multiplied", lead, multiplied)
     start = (
         b.map("given", (*lead, size, size), lambda *i: b.wide(x, i)),
-        b.constant(np.ones(lead, wide.numpy), "one"),
+        b.filled(lead, 1, wide, "one"),
     )
     final = b.tensor("" if wide is x.dtype else "wide", lead, wide)
     body = (pivot, following, total)

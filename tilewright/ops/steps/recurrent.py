@@ -156,7 +156,7 @@ def _projection(b: Builder, layer: Layer, d: Direction, recurrent_bias: Callable
 
 def _initial(b: Builder, layer: Layer, d: Direction, hint: str, given: Tensor | None) -> Tensor:
     if given is None:
-        return b.constant(np.zeros((layer.batch, layer.hidden), layer.wide.numpy), f"{d.hint}_{hint}")
+        return b.filled((layer.batch, layer.hidden), 0, layer.wide, f"{d.hint}_{hint}")
 
     ways = dims(layer.weight)[0]
     shape = (layer.batch, ways, layer.hidden) if layer.batch_first else (ways, layer.batch, layer.hidden)

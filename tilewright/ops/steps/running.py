@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import isqrt
 
-import numpy as np
-
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.compute import Scan, neutral
 from tilewright.ir.forms.dtypes import DType
@@ -64,7 +62,7 @@ class _Run:
         self, hint: str, rest: Shape, count: int, given: Callable[..., Expr], exclusive: bool, reverse: bool = False
     ) -> Tensor:
         b, step = self.b, Axis("t", count)
-        start = b.constant(np.full(rest, neutral(self.operator, self.wide).value, self.wide.numpy), "start")
+        start = b.filled(rest, neutral(self.operator, self.wide).value, self.wide, "start")
         carry = b.tensor("carry", rest, self.wide)
         following = b.map_compute("next", rest, lambda *i: op(self.operator, load(carry, i), given(var(step), *i)))
         body, kept = [following], following.output

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from math import prod
 
-import numpy as np
-
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.bits import bitcast
 from tilewright.ir.forms.compute import Scan
@@ -106,10 +104,7 @@ def _taken_in_order(b: Builder, x: Tensor, axis: int, count: int, largest: bool)
         return select(found, place, const(dtypes.int32.limits[1], dtypes.int32))
 
     place = b.reduce_compute("next_place", rest, (extent,), place_of, "min")
-    initial = (
-        b.constant(np.full(rest, whole.limits[1], whole.numpy), "start"),
-        b.constant(np.full(rest, -1, np.int32), "start_place"),
-    )
+    initial = (b.filled(rest, whole.limits[1], whole, "start"), b.filled(rest, -1, dtypes.int32, "start_place"))
     places = b.tensor("in_order", (count, *rest), dtypes.int32)
     following = (best.outputs[0], place.outputs[0])
     b.emit(Scan(step, initial, (last, at), (best, start, place), following, (None, None), ((following[1], places),),
