@@ -135,7 +135,7 @@ class GpuBackend:
         (lanes,) = (n for n in tile.body if isinstance(n, Tile) and n.over == "lanes")
         shared: list[Buffer] = []
         around = None if target is None else Around(nests, target, tile.tiles, warps_of(tile))
-        tree, memories = tree_of(GpuKernel(tile, nests, layout, scan), gpu_walk(lanes.count, shared.append, around))
+        tree, memories = tree_of(GpuKernel(tile, nests, layout, scan), gpu_walk(lanes, shared.append, around))
         return tree, {**memories, **dict.fromkeys(shared, Memory.SHARED)}
 
     def kernel_terms(self, work: Work, target: Target) -> Terms:

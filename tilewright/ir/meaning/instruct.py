@@ -189,8 +189,9 @@ def _shuffle(context: InstructionContext, partner: np.ndarray, width: int) -> No
 
 
 def _shuffle_xor(context: InstructionContext) -> None:
-    mask, width = (*context.scalars, WARP)[:2]
-    _shuffle(context, np.arange(context.threads) ^ int(mask), int(width))
+    mask, *width = (int(s) for s in context.scalars)
+    # lanes farther apart than this warp is wide are those of a machine with wider ones
+    _shuffle(context, np.arange(context.threads) ^ mask, width[0] if width else max(WARP, 1 << mask.bit_length()))
 
 
 def _shuffle_down(context: InstructionContext) -> None:

@@ -31,6 +31,7 @@ from typing import Any
 
 from tilewright.errors import InternalError
 from tilewright.ir.forms.tensor import Layout, StorageAxis
+from tilewright.ir.meaning.instruct import WARP
 
 Sizes = tuple[tuple[str, int], ...]  # axis name -> size, in order
 
@@ -168,6 +169,7 @@ class Tile:
     axes: tuple[TileAxis, ...] = ()  # that this Tile and those inside it cut
     name: str = ""  # of a kernel
     count: int = 1  # threads, where it is handed out to lanes
+    warp: int = WARP  # of these, that run in lock-step and exchange values without a barrier
     scan: str | None = None  # first output of the Scan whose steps these are
     runs: str = "order"  # its children, or together
     # Of a stream in registers: row i of its warps sees places of the streamed axis up to i plus this, and no part

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tilewright.ir.forms.tensor import Layout
+from tilewright.ir.meaning.instruct import WARP
 from tilewright.tile_graph.plan.form import Hold, Leaf, Plan, Tile
 
 _OVER = {"order": "in order", "cores": "over cores", "blocks": "over blocks", "lanes": "over {} threads",
@@ -36,6 +37,7 @@ def _tile(tile: Tile, indent: str) -> Iterator[str]:
     extents = {a.name: a.extent for a in tile.axes}
     sizes = ", ".join(f"{a} by {n}" + (f" of {extents[a]}" if a in extents else "") for a, n in tile.sizes)
     over = f"every step of {tile.scan}" if tile.over == "steps" else _OVER[tile.over].format(tile.count)
+    over += f" in warps of {tile.warp}" if tile.warp != WARP else ""
     name = f"kernel {tile.name}: " if tile.is_kernel else ""
     cut = f" tile [{sizes}] x {tile.tiles}" if sizes and extents else f" tile [{sizes}]" if sizes else ""
     together = ", together" if tile.runs == "together" else ""

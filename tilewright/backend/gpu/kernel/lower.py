@@ -51,7 +51,7 @@ class GpuKernel(KernelLowering):
 
     def grid(self, index: Axis, items: Sequence[Item]) -> tuple[Stmt, ...]:
         (lanes,) = (n for n in self.plan.body if isinstance(n, Tile) and n.over == "lanes")
-        self.thread = Axis("thread", lanes.count)
+        self.thread, self.warp = Axis("thread", lanes.count), lanes.warp
         self.shared: list[Buffer] = []  # of a stream's operands
         self.hazards: Hazards[Buffer] = Hazards()
         self.staged_buffers: frozenset[Buffer] = frozenset()  # of the loops around: each part at a place of its own
@@ -83,7 +83,7 @@ class GpuKernel(KernelLowering):
             reads, writes = self._touched(item)
             warps, operands = self._fragments(item)
             lowered = GpuNest(item.nest, item.leaf, item.box, dict(item.limits), self.access_of(item), self.names,
-                              self.thread, warps, operands)  # fmt: skip
+                              self.thread, warps, operands, self.warp)  # fmt: skip
             made = leaf_statements(lowered)
             if self.hazards.meets(reads, writes, bool(lowered.shared)):
                 body.append(self._wait())

@@ -87,7 +87,7 @@ def _priced(step: StepKernel, tile: Sizes, scan: Scan, context: NestContext, bar
 def _kept(step: StepKernel, tile: Sizes, scan: Scan, context: NestContext) -> dict[Tensor, int]:
     """Constants that a block reads at every step, as many as there is room for, with the bytes of its part."""
     boxes, target = block_of(step.nests, dict(tile), None, 0).boxes, context.target
-    own = {n: own_bytes(n, finished(leaf, n, boxes[n], {}), boxes[n], target.max_threads)
+    own = {n: own_bytes(n, finished(leaf, n, boxes[n], {}), boxes[n], target.max_threads, target.warp)
            for n, leaf in zip(step.nests, step.leaves, strict=True)}  # fmt: skip
     held = {t: prod(int(part.size) for part in boxes[n]) * t.dtype.bytes
             for n in step.nests for t in n.stores if t not in step.stored}  # fmt: skip

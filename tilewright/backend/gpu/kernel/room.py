@@ -12,7 +12,6 @@ from typing import Generic, TypeVar
 
 from tilewright.backend.gpu.kernel.shared_arena import Region, place, whole_lines
 from tilewright.backend.gpu.threads.contract import spread
-from tilewright.backend.gpu.threads.nest import WARP
 from tilewright.ir.analysis.products import factors
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.tile_graph.algebra.nest import Nest
@@ -72,7 +71,7 @@ def block_bytes(
     return place(regions)[1]
 
 
-def own_bytes(nest: Nest, leaf: Leaf, box: Box, threads: int) -> int:
+def own_bytes(nest: Nest, leaf: Leaf, box: Box, threads: int, warp: int) -> int:
     """Of a leaf that threads run by themselves, as it is finished for a box: operands in steps, and shares of several
     warps that meet."""
     total = 0
@@ -85,8 +84,8 @@ def own_bytes(nest: Nest, leaf: Leaf, box: Box, threads: int) -> int:
             if factor.reductions:
                 line = [sizes[a] for a in order if a in factor.outputs]
                 if line:
-                    line[-1] += max(1, spread(line, leaf.split))
+                    line[-1] += max(1, spread(line, leaf.split, warp))
                 total += whole_lines(leaf.at_once * leaf.step * prod(line) * factor.value.dtype.bytes)
-    if leaf.split > WARP and nest.monoid is not None:
-        total += sum(whole_lines(threads // WARP * state.dtype.bytes) for state in nest.monoid.left)
+    if leaf.split > warp and nest.monoid is not None:
+        total += sum(whole_lines(threads // warp * state.dtype.bytes) for state in nest.monoid.left)
     return total

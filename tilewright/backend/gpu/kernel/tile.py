@@ -89,7 +89,8 @@ def choose_gpu_tile(
     work = [products[n].threads if n in products else _work(n, p, boxes[n], tiles_of[n], lanes_of[n])
             for n, p in zip(nests, plans, strict=True)]  # fmt: skip
     threads = np.clip(
-        -(-np.maximum.reduce([np.broadcast_to(w, tiles.shape) for w in work]) // 32) * 32, 32, MOST_THREADS
+        -(-np.maximum.reduce([np.broadcast_to(w, tiles.shape) for w in work]) // target.warp) * target.warp,
+        target.warp, MOST_THREADS,
     )
     lanes = target.fma_rate / target.clock  # multiply-adds a multiprocessor issues in a cycle
     near = target.beyond_local.bandwidth / target.clock
@@ -106,7 +107,7 @@ def choose_gpu_tile(
             continue
         rounds = -(-positions // threads)
         slots, wait = _step_cost(nest, plan, tiles_of[nest], lanes_of[nest], boxes[nest], target)
-        busy = np.minimum(rounds * threads, -(-positions // 32) * 32)
+        busy = np.minimum(rounds * threads, -(-positions // target.warp) * target.warp)
         repeats = trips[nest] if stream and nest in stream.wide else 1
         issue = issue + (busy * slots + rounds * _staging(nest, boxes[nest])) / lanes * repeats
         touches: Size = 1
@@ -161,7 +162,7 @@ def choose_gpu_tile(
         for nest, plan in zip(nests, plans, strict=True):
             if nest not in products:
                 plain = finished(plan, nest, here[nest], limits.get(nest, {}))
-                own[nest] = own_bytes(nest, plain, here[nest], target.max_threads)
+                own[nest] = own_bytes(nest, plain, here[nest], target.max_threads, target.warp)
         kept = {t: box_elements(here[n]) * t.dtype.bytes for n in nests for t in n.stores if t not in stored}
         room = target.local.capacity
         if stream is None:

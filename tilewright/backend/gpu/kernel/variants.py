@@ -26,6 +26,7 @@ from tilewright.backend.protocol import Admits, Choice, KernelWriter
 from tilewright.backend.variants import like
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.forms.tensor import Layout, Tensor
+from tilewright.ir.meaning.instruct import WARP
 from tilewright.tile_graph.algebra.context import NestContext
 from tilewright.tile_graph.algebra.nest import Nest, data_cost
 from tilewright.tile_graph.algebra.propagate import extent_of
@@ -188,7 +189,7 @@ def with_way(kernel: Tile, way: Fragments) -> Tile:
         )  # fmt: skip
         tile = replace(tile, body=body)
         if tile.over == "lanes":
-            return replace(tile, count=32 * way.warps)
+            return replace(tile, count=WARP * way.warps)
         if tile.over == "warps":
             axes = tuple(replace(a, extent=size) for a, size in zip(tile.axes, sides, strict=True))
             return replace(tile, sizes=(("m", way.warp_rows), ("n", way.warp_columns)), axes=axes)

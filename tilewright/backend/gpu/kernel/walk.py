@@ -16,25 +16,26 @@ from tilewright.lower.placed import Placed
 from tilewright.lower.register_block import Names
 from tilewright.tile_graph.algebra.nest import moves
 from tilewright.tile_graph.algebra.propagate import Size
+from tilewright.tile_graph.plan.form import Tile
 from tilewright.tile_graph.traffic.traffic import Bytes, Walk
 
 
 def gpu_walk(
-    threads: int, staged: Callable[[Buffer], None], around: Around | None = None
+    lanes: Tile, staged: Callable[[Buffer], None], around: Around | None = None
 ) -> Callable[[Placed], Walk]:
-    """The walk of a leaf that so many threads take up; `staged` is told of the buffers that it passes operands in. What
+    """The walk of a leaf that these threads take up; `staged` is told of the buffers that it passes operands in. What
     is `around` the leaves tells what they take."""
-    return lambda placed: _Leaf(placed, threads, staged, around).walk()
+    return lambda placed: _Leaf(placed, lanes, staged, around).walk()
 
 
 class _Leaf:
-    def __init__(self, placed: Placed, threads: int, staged: Callable[[Buffer], None], around: Around | None) -> None:
+    def __init__(self, placed: Placed, lanes: Tile, staged: Callable[[Buffer], None], around: Around | None) -> None:
         work = placed.work
         self.around = around
         self.placed = placed
         self.nest = work.nest
         self.low = GpuNest(work.nest, work.leaf, work.box, dict(work.limits), placed.access, Names(),
-                           Axis("thread", threads))  # fmt: skip
+                           Axis("thread", lanes.count), warp=lanes.warp)  # fmt: skip
         self.contract = GpuContract(self.low) if work.leaf.step else None
         for buffer in self.low.shared:
             staged(buffer)

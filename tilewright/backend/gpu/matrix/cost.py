@@ -17,6 +17,7 @@ import numpy as np
 from tilewright.backend.gpu.matrix.epilogue import SUMS_PAD
 from tilewright.backend.gpu.matrix.lower import PADDED, SWIZZLED
 from tilewright.intrinsics.gpu_matrix import FORMS, ROW_BYTES, MatrixForm
+from tilewright.ir.meaning.instruct import WARP
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.propagate import Size
 
@@ -224,7 +225,7 @@ def _group_shapes(form: MatrixForm, rows: int, columns: int, warps: int, twice: 
     height, width = ceil(rows / 64) * 64, ceil(columns / 64) * 64
     count = height // form.c.rows
     registers = _kept_by_group(width, form, twice) + _REGISTERS_IN_GROUPS
-    if (warps and count != warps) or 32 * count * registers > target.register_file or (
+    if (warps and count != warps) or WARP * count * registers > target.register_file or (
         registers > target.vector_registers
     ):
         return np.zeros((0, 6), np.int64)
@@ -246,7 +247,7 @@ def columns_at_a_time(columns: Size) -> Size:
 
 def _kept(height: Size, width: Size, twice: bool) -> Size:
     """Registers of a warp's sums, and of fragments of both operands, twice."""
-    return height * width // 32 * (2 if twice else 1) + (height + width) // 2
+    return height * width // WARP * (2 if twice else 1) + (height + width) // 2
 
 
 class _Tried:
@@ -340,9 +341,9 @@ class _Tried:
         own = np.maximum(self._together(-(-self.warps // each_feeds) * each_feeds / self.warps), self.least)
         ahead = np.where(self.stages >= self.parts, self.parts, np.maximum(1, self.stages - self.behind))
         # one element after the other: no part of the sum is so short that this could be hidden behind others
-        single = self.step * sum(n * _WAY_CYCLES[way] for n, way in pairs if way == BY_ELEMENT) / (32 * self.warps)
+        single = self.step * sum(n * _WAY_CYCLES[way] for n, way in pairs if way == BY_ELEMENT) / (WARP * self.warps)
         own = np.maximum(own, single)
-        walked = np.where(self.parts > ahead, np.maximum(own, reach / ahead + each / (32 * self.warps)), own)
+        walked = np.where(self.parts > ahead, np.maximum(own, reach / ahead + each / (WARP * self.warps)), own)
         walked = walked * np.where(ahead < np.minimum(_WISHED_STAGES - 1, self.parts), _FEW_STAGES, 1.0)
         fragments = self.height // 16 * (self.width // 8) + (self.height + self.width) // 16
         steps = self.step // (self.form.depth * self.groups) * np.minimum(self.stages, self.parts)
@@ -352,14 +353,14 @@ class _Tried:
         # nothing is multiplied while a block's sums are added to others
         added = out / lanes * self.step / product.anew if product.anew else 0.0
         walked, part = walked + added, part + added
-        slots_of_warp = out / (32 * self.warps) * (_STORED + product.work)
+        slots_of_warp = out / (WARP * self.warps) * (_STORED + product.work)
         through = 0.0
         if product.stored > 1:
             through = _THROUGH_SHARED * out * self.groups * 4 / (target.local.bandwidth / target.clock)
         # other blocks of the multiprocessor issue while this one waits
         stored, stored_alone = (slots_of_warp * np.maximum(between, self.warps / each_feeds) + through
                                 for between in (1.0, _ALONE))  # fmt: skip
-        threads = 32 * self.warps
+        threads = WARP * self.warps
         resident = np.minimum(
             target.local.capacity // np.maximum(ring, 1), target.register_file // (self.registers * threads)
         )

@@ -15,7 +15,7 @@ from math import prod
 from tilewright.backend.gpu.maps.packets import flat_offset, in_packets, in_registers, packet_place, packets_of
 from tilewright.backend.gpu.matrix.epilogue import MatrixEpilogue
 from tilewright.backend.gpu.matrix.sides import Side, Sides
-from tilewright.backend.gpu.threads.nest import WARP, GpuNest, Spot, guarded, known_true_left_out
+from tilewright.backend.gpu.threads.nest import GpuNest, Spot, guarded, known_true_left_out
 from tilewright.backend.gpu.threads.pipeline import Copies, Gathered, pipelined, sync
 from tilewright.intrinsics.gpu_matrix import FORMS, LaneMap
 from tilewright.ir.analysis.products import is_zero
@@ -40,6 +40,7 @@ from tilewright.ir.forms.expr import (
     var,
 )
 from tilewright.ir.forms.loops import Buffer, For, ForKind, If, Instruction, Memory, Operand, Stmt, Store
+from tilewright.ir.meaning.instruct import WARP
 from tilewright.lower.nesting import alloc, unrolled
 from tilewright.tile_graph.plan.form import Hold
 

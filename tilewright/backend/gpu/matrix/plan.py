@@ -34,6 +34,7 @@ from tilewright.intrinsics.gpu_matrix import FORMS, ROW_BYTES
 from tilewright.ir.analysis.terms import TERMS, terms_of
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.expr import Axis, Load, axes_of, loads, var, walk
+from tilewright.ir.meaning.instruct import WARP
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.context import NestContext, offset_of, stride
 from tilewright.tile_graph.algebra.nest import Nest, data_cost
@@ -242,7 +243,7 @@ def is_rolled(
 ) -> bool:
     """Whether the parts of a sum are walked in a loop: written out, a turn around the ring takes registers for the
     addresses of many copies, and of what is computed on the way."""
-    packet, threads = FORMS[leaf.instruction or ""].packet, 32 * made.warps
+    packet, threads = FORMS[leaf.instruction or ""].packet, WARP * made.warps
     parts = -(-length // made.step)
     written = parts if parts < 2 * made.stages else made.stages
     copies = 0.0
@@ -298,7 +299,7 @@ def matrix_costs(
     for room, *each in zip(rooms, *candidates, strict=True):
         made = of_equal_warps(context.target, tuple(zip(named.values(), each, strict=True)), room)
         for nest, (way, cost) in zip(named, made or [never] * len(named), strict=True):
-            rows[nest].append((32 * way.warps, cost.busy, cost.alone, cost.ring, cost.resident))
+            rows[nest].append((WARP * way.warps, cost.busy, cost.alone, cost.ring, cost.resident))
     return {nest: MatrixCosts(*(np.array(x) for x in zip(*found, strict=True))) for nest, found in rows.items()}
 
 

@@ -27,7 +27,6 @@ from tilewright.backend.gpu.stream.lower import (
     unscaled,
 )
 from tilewright.backend.gpu.stream.visible import ROW, STREAM, conditions
-from tilewright.backend.gpu.threads.nest import WARP
 from tilewright.backend.gpu.threads.pipeline import commit, sync, wait, where
 from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu_matrix import FORMS
@@ -57,6 +56,7 @@ from tilewright.ir.forms.expr import (
 )
 from tilewright.ir.forms.loops import Buffer, For, ForKind, Instruction, Memory, Operand, Stmt, Store
 from tilewright.ir.forms.tensor import Tensor
+from tilewright.ir.meaning.instruct import WARP
 from tilewright.lower.items import Item
 from tilewright.lower.nesting import alloc, unrolled
 from tilewright.tile_graph.algebra.nest import inline

@@ -18,7 +18,7 @@ from tilewright.backend.gpu.matrix.lower import MatrixContract
 from tilewright.backend.gpu.matrix.sides import Sides, sides_of
 from tilewright.backend.gpu.stream.form import COLUMN
 from tilewright.backend.gpu.stream.visible import ROW, STREAM
-from tilewright.backend.gpu.threads.nest import WARP, GpuNest, guarded, known_true_left_out, quick_erf
+from tilewright.backend.gpu.threads.nest import GpuNest, guarded, known_true_left_out, quick_erf
 from tilewright.backend.gpu.threads.pipeline import commit, sync, wait
 from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu_matrix import FORMS
@@ -49,6 +49,7 @@ from tilewright.ir.forms.expr import (
 )
 from tilewright.ir.forms.loops import Buffer, For, ForKind, If, Instruction, Memory, Operand, Stmt, Store
 from tilewright.ir.forms.tensor import Tensor
+from tilewright.ir.meaning.instruct import WARP
 from tilewright.lower.access import Access
 from tilewright.lower.items import Item, Loop, works
 from tilewright.lower.nesting import alloc, unrolled

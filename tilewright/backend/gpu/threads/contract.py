@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from tilewright.backend.gpu.maps.packets import flat_offset
-from tilewright.backend.gpu.threads.nest import WARP, GpuNest, Spot, guarded, known_true_left_out
+from tilewright.backend.gpu.threads.nest import GpuNest, Spot, guarded, known_true_left_out
 from tilewright.backend.gpu.threads.pipeline import commit, wait
 from tilewright.ir.analysis.products import Factor, factors
 from tilewright.ir.analysis.simplify import linear, simplify
@@ -76,7 +76,7 @@ class GpuContract:
         if sizes and self._reduction_first(factor):
             sizes[-1] += 1  # neighbouring threads write down a column: an odd row length spreads it over the banks
         elif sizes:
-            sizes[-1] += spread(sizes, base.plan.split)
+            sizes[-1] += spread(sizes, base.plan.split, base.warp)
         ring = (self.stages,) if self.stages > 1 else ()
         buffer = Buffer(base.names.fresh("stage"), (*ring, self.step, *sizes), factor.value.dtype, Memory.SHARED)
         base.shared.append(buffer)
@@ -293,9 +293,9 @@ def _is_copied(value: Expr) -> bool:
     return isinstance(value, Load) and value.source.memory is Memory.GLOBAL and value.dtype.bytes == _LEAST_COPY
 
 
-def spread(sizes: list[int], split: int) -> int:
+def spread(sizes: list[int], split: int, warp: int) -> int:
     """Padding of lines after which the rows that the shares of a warp read at once lie in banks of their own."""
-    for pad in range(0, WARP, 4) if split > 1 else ():
-        if prod(sizes[:-1]) * (sizes[-1] + pad) % WARP == WARP // split:
+    for pad in range(0, warp, 4) if split > 1 else ():
+        if prod(sizes[:-1]) * (sizes[-1] + pad) % warp == warp // split:
             return pad
     return 0

@@ -48,6 +48,7 @@ from tilewright.ir.forms.loops import (
     Stmt,
     Store,
 )
+from tilewright.ir.meaning.instruct import WARP
 from tilewright.lower.access import Access
 from tilewright.lower.nesting import alloc, serial, unrolled, walked
 from tilewright.lower.register_block import Names
@@ -55,7 +56,6 @@ from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import Box, Range, extent_of, whole
 from tilewright.tile_graph.plan.form import Hold, Leaf, Tile
 
-WARP = 32
 _SMALL = 1e-30  # the reciprocal of a larger number is a normal one
 _LOG2_E = log2(e)
 
@@ -88,7 +88,7 @@ class GpuNest:
 
     def __init__(
         self, nest: Nest, plan: Leaf, box: Box, reduce_box: dict[Axis, Range], access: Access, names: Names,
-        thread: Axis, warps: Tile | None = None, operands: Sequence[Hold] = (),
+        thread: Axis, warps: Tile | None = None, operands: Sequence[Hold] = (), warp: int = WARP,
     ) -> None:  # fmt: skip
         self.nest = nest
         self.plan = plan
@@ -97,6 +97,7 @@ class GpuNest:
         self.access = access
         self.names = names
         self.thread = thread
+        self.warp = warp  # threads that exchange values
         self.shared: list[Buffer] = []
         self.warps = warps
         self.operands = operands
@@ -132,8 +133,8 @@ class GpuNest:
         if self.along_reduction:
             return simplify(thread // split), simplify(thread % split)
         # neighbours walk the outputs; the shares of one position are spread over the warp
-        near = WARP // split
-        return simplify(thread // WARP * near + thread % near), simplify(thread % WARP // near)
+        near = self.warp // split
+        return simplify(thread // self.warp * near + thread % near), simplify(thread % self.warp // near)
 
     @property
     def along_reduction(self) -> bool:
@@ -247,8 +248,8 @@ class GpuNest:
 
     def combine_shares(self, monoid: Monoid, states: Sequence[Buffer], spot: Spot) -> tuple[Stmt, ...]:
         """Every thread of a position gets the whole reduction; all threads take part."""
-        split = min(self.plan.split, WARP)
-        distance = 1 if self.along_reduction else WARP // split
+        split = min(self.plan.split, self.warp)
+        distance = 1 if self.along_reduction else self.warp // split
         others = self.states(monoid, (), "other")
         combine: list[Stmt] = []
         for _ in range(split.bit_length() - 1):
@@ -258,17 +259,18 @@ class GpuNest:
             combine.extend(self.update(monoid, states, spot.index, [load(o, ()) for o in others]))
             distance *= 2
         within = spot.around(alloc(others, combine))
-        return within if self.plan.split <= WARP else (*within, *self._of_all_warps(monoid, states))
+        return within if self.plan.split <= self.warp else (*within, *self._of_all_warps(monoid, states))
 
     def _of_all_warps(self, monoid: Monoid, states: Sequence[Buffer]) -> tuple[Stmt, ...]:
         """The shares of the warps of a position, which meet in shared memory."""
-        warps = self.plan.split // WARP
-        tables = [Buffer(self.names.fresh("shares"), (self.threads // WARP,), s.dtype, Memory.SHARED) for s in states]
+        warps = self.plan.split // self.warp
+        tables = [Buffer(self.names.fresh("shares"), (self.threads // self.warp,), s.dtype, Memory.SHARED)
+                  for s in states]  # fmt: skip
         self.shared.extend(tables)
         thread, first = var(self.thread), simplify(self.taker()[0] * warps)
-        put = [Store(t, (simplify(thread // WARP),), load(s, ())) for t, s in zip(tables, states, strict=True)]
+        put = [Store(t, (simplify(thread // self.warp),), load(s, ())) for t, s in zip(tables, states, strict=True)]
         body: list[Stmt] = [Barrier(Scope.BLOCK)] if self.rounds > 1 else []
-        body.extend((If(eq(simplify(thread % WARP), 0), tuple(put)), Barrier(Scope.BLOCK)))
+        body.extend((If(eq(simplify(thread % self.warp), 0), tuple(put)), Barrier(Scope.BLOCK)))
         # all in the same order, so that all have the same
         body.extend(Store(s, (), load(t, (first,))) for s, t in zip(states, tables, strict=True))
         for number in range(1, warps):

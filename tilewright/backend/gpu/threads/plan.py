@@ -22,12 +22,12 @@ from tilewright.backend.gpu.matrix.plan import (
     with_warps,
 )
 from tilewright.backend.gpu.stream.plan import finished_stream, in_registers, planned
-from tilewright.backend.gpu.threads.nest import WARP
 from tilewright.backend.gpu.threads.window_plan import is_window, with_window
 from tilewright.backend.protocol import Choice
 from tilewright.ir.analysis.products import Factor, factors
 from tilewright.ir.forms.expr import Axis, Load, axes_of, loads, var
 from tilewright.ir.forms.tensor import Tensor
+from tilewright.ir.meaning.instruct import WARP
 from tilewright.tile_graph.algebra.context import NestContext, is_contraction, offset_of, stride
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import Box, Range, Size, extent_of, propagate
@@ -176,6 +176,7 @@ def _split(
     nest: Nest, order: Sequence[Axis], reduction: Sequence[Axis], context: NestContext
 ) -> tuple[int, Axis | None]:
     """How many threads share a reduction, by shape alone, and the axis that neighbouring threads walk."""
+    warp = context.target.warp
     fastest = order[-1] if order else None
     if nest.monoid is None or not reduction:
         return 1, fastest
@@ -190,14 +191,14 @@ def _split(
     if along_reduction or fastest is None or points == 1:
         # neighbours along a short run find nothing beside each other behind its end: one thread takes it at once
         run = extent_of(inner.extent)
-        most = 32 if run > _SHORT_RUN or points < context.target.units * MOST_THREADS else 1
+        most = warp if run > _SHORT_RUN or points < context.target.units * MOST_THREADS else 1
         while split < most and split * 2 <= length:
             split *= 2
         # of long rows several warps take one, each thread still with a few packets
-        while WARP <= split < MOST_THREADS and length >= split * 2 * _LONG_SHARE:
+        while warp <= split < MOST_THREADS and length >= split * 2 * _LONG_SHARE:
             split *= 2
         return split, inner if split > 1 else fastest
-    while split < 32 and split * 4 <= length and points * split * 2 <= context.target.units * MOST_THREADS:
+    while split < warp and split * 4 <= length and points * split * 2 <= context.target.units * MOST_THREADS:
         split *= 2
     return split, fastest
 
@@ -284,7 +285,7 @@ def finished_leaves(
     if fragments:
         return tuple(done), WARP * next(iter(fragments.values())).warps
     room = context.target.max_threads if choice.resident else MOST_THREADS  # alone on its multiprocessor
-    unit = max([WARP, *(leaf.split for leaf in done if leaf.instruction is None)])
+    unit = max([context.target.warp, *(leaf.split for leaf in done if leaf.instruction is None)])
     return tuple(done), min(room // unit, -(-most // unit)) * unit
 
 
@@ -292,7 +293,11 @@ def shared_out(
     kernel: Tile, nests: Sequence[Nest], leaves: Sequence[Leaf], choice: Choice, stream: Stream | None,
     context: NestContext,
 ) -> Tile:  # fmt: skip
-    """The kernel with its products handed out to warps, or all of it where it is streamed in registers."""
+    """The kernel with its products handed out to warps, or all of it where it is streamed in registers; its threads in
+    the machine's warps."""
+    body = tuple(replace(n, warp=context.target.warp) if isinstance(n, Tile) and n.over == "lanes" else n
+                 for n in kernel.body)  # fmt: skip
+    kernel = replace(kernel, body=body)
     registers = context.target.registers.name
     kept = planned(nests, leaves, stream, choice.tile, choice.block, choice.tiles, context.target)
     if kept is not None:
