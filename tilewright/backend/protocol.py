@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tilewright.backend.terms import Terms, Work
+from tilewright.errors import InternalError
 from tilewright.ir.forms.compute import Compute, Program, Scan
 from tilewright.ir.forms.expr import Axis
 from tilewright.ir.forms.loops import LoopProgram, Memory
@@ -128,7 +129,8 @@ class Variants(Protocol):
 
 
 class Backend(Protocol):
-    """One kind of machine. All it decides goes into the Plan; lowering and rendering decide nothing."""
+    """One kind of machine. All it decides goes into the Plan; lowering and rendering decide nothing. What only some
+    kinds have, windows, inner tiles, shared launches, is answered here for all others."""
 
     launch: str  # to whom the tiles of a kernel are handed out
     source_suffix: str  # of files with the source text of a kernel
@@ -148,9 +150,11 @@ class Backend(Protocol):
         self, nest: Nest, leaf: Leaf, shape: Mapping[Axis, int], context: NestContext
     ) -> Sequence[Leaf]:
         """Leaves that may suit a nest better than its own on parts of this shape, the most promising first."""
+        return ()
 
     def separate_views(self, computes: Sequence[Compute], context: NestContext) -> frozenset[Tensor]:
         """Maps that only move data and are better computed by themselves than composed into what reads them."""
+        return frozenset()
 
     def constant_layouts(self, nest: Nest, leaf: Leaf, context: NestContext) -> dict[Tensor, Layout]:
         """How constants lie in memory for a leaf."""
@@ -163,9 +167,11 @@ class Backend(Protocol):
 
     def farthest_hold(self, nests: Sequence[Nest], context: NestContext, stored: frozenset[Tensor]) -> MemoryLevel:
         """The level farthest away at which a kernel may keep what its nests pass to each other."""
+        return context.target.local
 
     def stream_in_registers(self, nests: Sequence[Nest], leaves: Sequence[Leaf]) -> Stream | None:
         """The stream of nests that pass all to each other in registers; None where there is none."""
+        return None
 
     def choose_window(
         self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
@@ -173,6 +179,7 @@ class Backend(Protocol):
     ) -> Choice | None:  # fmt: skip
         """The best parts and steps of windows that move over some of the nests, or those given; None where none pays or
         fits."""
+        return None
 
     def tile_again(
         self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
@@ -180,6 +187,7 @@ class Backend(Protocol):
     ) -> Choice | None:  # fmt: skip
         """The choice with some of its nests tiled again inside, at a nearer level, as best or as given; None where that
         is not possible."""
+        return None
 
     def finish(
         self, nests: Sequence[Nest], leaves: tuple[Leaf, ...], choice: Choice, stream: Stream | None,
@@ -192,20 +200,24 @@ class Backend(Protocol):
         context: NestContext,
     ) -> Tile:  # fmt: skip
         """The kernel with Tiles inside it for units that the leaves are handed out to further, and their operands."""
+        return kernel
 
     def plan_steps(
         self, kernels: Sequence[StepKernel], scan: Scan, context: NestContext
     ) -> tuple[list[StepPlan], tuple[str, ...]]:
         """The kernels of a step that follows another, and weights that stay near from step to step."""
+        return [StepPlan(k.leaves, k.choice.seconds) for k in kernels], ()
 
     def walk_steps(self, kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> WalkedSteps | None:
         """The steps inside one kernel, where that is possible and predicted to be faster."""
 
     def share_launch(self, kernels: Sequence[Tile], target: Target) -> tuple[Tile, ...] | None:
         """Kernels that do not wait for each other as they share a launch; None where they are not to."""
+        return None
 
     def launch_seconds(self, kernels: Sequence[Tile], target: Target) -> float:
         """What kernels that share a launch take together."""
+        return sum(k.estimate.seconds for k in kernels)
 
     def lower_kernel(
         self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None
@@ -224,18 +236,22 @@ class Backend(Protocol):
 
     def launch_terms(self, works: Sequence[Work], target: Target) -> Terms:
         """The same of kernels that share a launch."""
+        raise InternalError(f"these kernels share no launch: {', '.join(w.name for w in works)}")
 
     def memory_at(self, target: Target, place: int) -> frozenset[Memory] | None:
         """The memories of the Loops that are at a level next to registers; None: all of them."""
+        return None
 
     def hurried(self, target: Target) -> Target:
         """The target as code that is wanted soon is planned for it."""
+        return target
 
     def early(self, target: Target, options: Options) -> AbstractContextManager[Any]:
         """What can be compiled before all is planned."""
 
     def check_limits(self, loops: LoopProgram, target: Target) -> None:
         """Raises InternalError that names a kernel which the target cannot start, and what it asks for."""
+        return  # whatever fits the memory is started
 
     def render(self, loops: LoopProgram, target: Target, *, early: Any = None) -> dict[str, str]:
         """The source text of every distinct kernel."""
@@ -250,6 +266,7 @@ class Backend(Protocol):
 
     def run_bytes(self, loops: LoopProgram, plan: Plan, options: Options) -> int | None:
         """What a run allocates beside its inputs and outputs; None where that cannot be bounded."""
+        return None
 
     def variants(
         self, kernel: Tile, nests: Sequence[Nest], program: Program, plan: Plan, context: NestContext,
@@ -259,6 +276,7 @@ class Backend(Protocol):
 
     def untunable(self, target: Target) -> str | None:
         """Why plans cannot be measured inside a model here; None where they can."""
+        return None
 
     def measuring(self, target: Target, options: Options) -> Measuring:
         """What plans would be measured on here, and by which clock."""

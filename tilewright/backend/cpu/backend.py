@@ -23,12 +23,20 @@ from tilewright.backend.cpu.leaf.select import select_plan
 from tilewright.backend.cpu.leaf.walk import cpu_walk
 from tilewright.backend.cpu.maps.separate_views import separate_views
 from tilewright.backend.cpu.vector.in_turn import in_turn
-from tilewright.backend.protocol import Choice, Inner, KernelWriter, Measuring, StepKernel, StepPlan, WalkedSteps
+from tilewright.backend.protocol import (
+    Backend,
+    Choice,
+    Inner,
+    KernelWriter,
+    Measuring,
+    StepKernel,
+    StepPlan,
+    WalkedSteps,
+)
 from tilewright.backend.terms import Terms, Work
-from tilewright.errors import InternalError
 from tilewright.ir.forms.compute import Compute, Program, Scan
 from tilewright.ir.forms.expr import Axis
-from tilewright.ir.forms.loops import LoopProgram, Memory
+from tilewright.ir.forms.loops import LoopProgram
 from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.lower.kernel import Binding, ScanView
 from tilewright.lower.placed import Tree, tree_of
@@ -45,7 +53,7 @@ from tilewright.tile_graph.plan.form import Leaf, Plan, Tile
 _ENOUGH_REGISTERS = 16  # for a dozen accumulators
 
 
-class CpuBackend:
+class CpuBackend(Backend):
     launch = "cores"
     source_suffix = "c"
     flushes_denormals = True
@@ -80,9 +88,6 @@ class CpuBackend:
     def farthest_hold(self, nests: Sequence[Nest], context: NestContext, stored: frozenset[Tensor]) -> MemoryLevel:
         return farthest_hold(nests, context, stored)
 
-    def stream_in_registers(self, nests: Sequence[Nest], leaves: Sequence[Leaf]) -> Stream | None:
-        return None
-
     def choose_window(
         self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
         overlaps: Sequence[Overlap], fixed: Mapping[str, int] | None = None, step: int = 0,
@@ -104,12 +109,6 @@ class CpuBackend:
         leaves = tuple(in_turn(n, leaf, context.target) for n, leaf in zip(nests, leaves, strict=True))
         return weights_ahead(nests, leaves, choice, context), 0
 
-    def share_out(
-        self, kernel: Tile, nests: Sequence[Nest], leaves: tuple[Leaf, ...], choice: Choice, stream: Stream | None,
-        context: NestContext,
-    ) -> Tile:  # fmt: skip
-        return kernel
-
     def plan_steps(
         self, kernels: Sequence[StepKernel], scan: Scan, context: NestContext
     ) -> tuple[list[StepPlan], tuple[str, ...]]:
@@ -117,12 +116,6 @@ class CpuBackend:
 
     def walk_steps(self, kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> WalkedSteps | None:
         return walk_steps(kernels, scan, context)
-
-    def share_launch(self, kernels: Sequence[Tile], target: Target) -> tuple[Tile, ...] | None:
-        return None  # the team goes on to a kernel that waits for nothing without a barrier
-
-    def launch_seconds(self, kernels: Sequence[Tile], target: Target) -> float:
-        return sum(k.estimate.seconds for k in kernels)
 
     def lower_kernel(
         self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None
@@ -138,21 +131,12 @@ class CpuBackend:
     def kernel_terms(self, work: Work, target: Target) -> Terms:
         return cpu_terms(work, target)
 
-    def launch_terms(self, works: Sequence[Work], target: Target) -> Terms:
-        raise InternalError(f"kernels of cores share no launch: {', '.join(w.name for w in works)}")
-
-    def memory_at(self, target: Target, place: int) -> frozenset[Memory] | None:
-        return None
-
     def hurried(self, target: Target) -> Target:
         # a dozen accumulators keep multiply-adds under way: more of them read less, and are as much more text
         return replace(target, vector_registers=min(target.vector_registers, _ENOUGH_REGISTERS))
 
     def early(self, target: Target, options: Options) -> AbstractContextManager[Any]:
         return machine_code.early(target, options)
-
-    def check_limits(self, loops: LoopProgram, target: Target) -> None:
-        """A core takes whatever fits its memory."""
 
     def render(self, loops: LoopProgram, target: Target, *, early: Any = None) -> dict[str, str]:
         return machine_code.render(loops, target, early=early)
@@ -172,9 +156,6 @@ class CpuBackend:
         write: KernelWriter,
     ) -> Variants:  # fmt: skip
         return variants_of(kernel, nests, program, plan, context.target)
-
-    def untunable(self, target: Target) -> str | None:
-        return None
 
     def measuring(self, target: Target, options: Options) -> Measuring:
         threads = options.threads or usable_cores()

@@ -22,25 +22,23 @@ from tilewright.backend.gpu.kernel.walk import MEMORIES, gpu_walk
 from tilewright.backend.gpu.matrix.plan import LEAST_ROWS
 from tilewright.backend.gpu.stream.form import register_form
 from tilewright.backend.gpu.threads.plan import finished_leaves, plan_gpu_nest, shared_out
-from tilewright.backend.protocol import Choice, Inner, KernelWriter, Measuring, StepKernel, StepPlan, WalkedSteps
+from tilewright.backend.protocol import Backend, Choice, KernelWriter, Measuring, StepKernel, WalkedSteps
 from tilewright.backend.terms import Terms, Work
 from tilewright.intrinsics.gpu_matrix import FORMS
-from tilewright.ir.forms.compute import Compute, Program, Scan
-from tilewright.ir.forms.expr import Axis
+from tilewright.ir.forms.compute import Program, Scan
 from tilewright.ir.forms.loops import Buffer, LoopProgram, Memory
 from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.lower.kernel import Binding, ScanView
 from tilewright.lower.placed import Tree, tree_of
 from tilewright.options import Options
-from tilewright.target import MemoryLevel, Target
+from tilewright.target import Target
 from tilewright.tile_graph.algebra.context import NestContext
 from tilewright.tile_graph.algebra.nest import Nest
-from tilewright.tile_graph.algebra.rolling import Overlap
 from tilewright.tile_graph.algebra.streams import Stream, find_stream
 from tilewright.tile_graph.plan.form import Leaf, Plan, Tile
 
 
-class GpuBackend:
+class GpuBackend(Backend):
     launch = "blocks"
     source_suffix = "cu"
     flushes_denormals = False
@@ -56,14 +54,6 @@ class GpuBackend:
     def plan_leaf(self, nest: Nest, context: NestContext) -> Leaf:
         return plan_gpu_nest(nest, context)
 
-    def other_leaves(
-        self, nest: Nest, leaf: Leaf, shape: Mapping[Axis, int], context: NestContext
-    ) -> Sequence[Leaf]:
-        return ()  # leaves of a block are planned with its tile
-
-    def separate_views(self, computes: Sequence[Compute], context: NestContext) -> frozenset[Tensor]:
-        return frozenset()
-
     def constant_layouts(self, nest: Nest, leaf: Leaf, context: NestContext) -> dict[Tensor, Layout]:
         return constant_layouts(nest, leaf, context)
 
@@ -78,24 +68,9 @@ class GpuBackend:
         found = [choose_gpu_tile(nests, leaves, context, stored, fixed, stream, b) for b in blocks or (0,)]
         return min((c for c in found if c is not None), key=lambda c: c.seconds, default=None)
 
-    def farthest_hold(self, nests: Sequence[Nest], context: NestContext, stored: frozenset[Tensor]) -> MemoryLevel:
-        return context.target.local
-
     def stream_in_registers(self, nests: Sequence[Nest], leaves: Sequence[Leaf]) -> Stream | None:
         stream = find_stream(nests) if any(x.instruction in FORMS for x in leaves) else None
         return None if stream is None or register_form(nests, leaves, stream) is None else stream
-
-    def choose_window(
-        self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
-        overlaps: Sequence[Overlap], fixed: Mapping[str, int] | None = None, step: int = 0,
-    ) -> Choice | None:  # fmt: skip
-        return None
-
-    def tile_again(
-        self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
-        choice: Choice, inner: Inner | None = None,
-    ) -> Choice | None:  # fmt: skip
-        return None  # what a block holds is in shared memory, or in registers by fragments
 
     def finish(
         self, nests: Sequence[Nest], leaves: tuple[Leaf, ...], choice: Choice, stream: Stream | None,
@@ -108,11 +83,6 @@ class GpuBackend:
         context: NestContext,
     ) -> Tile:  # fmt: skip
         return shared_out(kernel, nests, leaves, choice, stream, context)
-
-    def plan_steps(
-        self, kernels: Sequence[StepKernel], scan: Scan, context: NestContext
-    ) -> tuple[list[StepPlan], tuple[str, ...]]:
-        return [StepPlan(k.leaves, k.choice.seconds) for k in kernels], ()
 
     def walk_steps(self, kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> WalkedSteps | None:
         return walk_steps(kernels, scan, context)
@@ -147,9 +117,6 @@ class GpuBackend:
     def memory_at(self, target: Target, place: int) -> frozenset[Memory] | None:
         return MEMORIES[place - 1] if place <= len(MEMORIES) else None
 
-    def hurried(self, target: Target) -> Target:
-        return target
-
     def early(self, target: Target, options: Options) -> AbstractContextManager[Any]:
         return machine_code.early(target, options)
 
@@ -166,9 +133,6 @@ class GpuBackend:
     ) -> Any:  # fmt: skip
         assert not blocks, "batches are cut on CPUs"
         return machine_code.load(sources, loops, program, plan, target, options)
-
-    def run_bytes(self, loops: LoopProgram, plan: Plan, options: Options) -> int | None:
-        return None
 
     def variants(
         self, kernel: Tile, nests: Sequence[Nest], program: Program, plan: Plan, context: NestContext,
