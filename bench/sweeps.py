@@ -17,7 +17,6 @@ from bench.zoo.unet import FULL, UNet
 from tilewright.frontend.onnx.model import load
 from tilewright.ir.forms.compute import Program, reads
 from tilewright.ops import lower
-from tilewright.ops.builder import IN_PARTS
 from tilewright.options import checked_size
 from tilewright.schedule.sweeps.parts import in_sweeps
 from tilewright.schedule.sweeps.search import Room, choose_sweeps
@@ -78,7 +77,7 @@ def main() -> None:
     print("| model | sweeps, parts | kinds | in, MB | back, MB | of the least | layer by layer, MB | CPU s |")
     for name in asked.models.split(","):
         model = exported(MODELS[name]())
-        program = fold_constants(lower(load(model, {"image": (1, 3, asked.size, asked.size)}), most_elements=IN_PARTS))
+        program = fold_constants(lower(load(model, {"image": (1, 3, asked.size, asked.size)})))
         begin = time.process_time()
         chosen = choose_sweeps(program, room, machine(asked.target))
         if chosen is None:

@@ -20,7 +20,6 @@ from tilewright.ir.forms.compute import Program
 from tilewright.ir.forms.swept import Swept
 from tilewright.ir.meaning.interpret import evaluate
 from tilewright.ops import lower
-from tilewright.ops.builder import IN_PARTS
 from tilewright.options import Options
 from tilewright.runtime.swept import Array, Result, Runner, SweptModel
 from tilewright.schedule.sweeps.parts import in_sweeps
@@ -83,7 +82,7 @@ def features(size: tuple[int, int], widths: Sequence[tuple[int, int]], sides: bo
 
 
 def program_of(model: ModelProto) -> Program:
-    return fold_constants(lower(load(model), most_elements=IN_PARTS))
+    return fold_constants(lower(load(model)))
 
 
 @dataclass
