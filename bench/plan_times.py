@@ -25,7 +25,7 @@ from tilewright.ir.forms.dtypes import DType
 from tilewright.ir.forms.expr import Axis, load, var
 from tilewright.ir.forms.loops import LoopProgram
 from tilewright.ir.forms.tensor import Layout, Tensor, elements
-from tilewright.lower.memory import ALIGNMENT, scratch
+from tilewright.lower.memory import scratch
 from tilewright.lower.program import lower_program, replace_name
 from tilewright.options import Options
 from tilewright.runtime import (
@@ -44,6 +44,7 @@ from tilewright.runtime import (
 from tilewright.runtime import build as build_image
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target
+from tilewright.target.instruction_sets import LINE_BYTES
 from tilewright.tile_graph.algebra.propagate import extent_of
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Plan, Tile
@@ -166,7 +167,7 @@ class Bench:
 
     def _reserve(self, name: str, size: int) -> None:
         self.arena[name] = self.arena_bytes
-        self.arena_bytes += -(-max(size, 1) // 4096) * 4096 + ALIGNMENT * 3  # not all at the same place in the sets
+        self.arena_bytes += -(-max(size, 1) // 4096) * 4096 + LINE_BYTES * 3  # not all at the same place in the sets
 
     def _in_arena(self, name: str) -> BufferRef:
         return BufferRef("arena", self.arena[name])
@@ -224,7 +225,7 @@ class Bench:
         run.restype = ctypes.c_int64
         numbers = {name: i for i, name in enumerate(sources)}
         arena, weights = aligned_copy(bytes(self.arena_bytes)), aligned_copy(self.weights)
-        scratch = aligned_copy(bytes(max(s.ready.scratch_bytes for s in every) + ALIGNMENT))
+        scratch = aligned_copy(bytes(max(s.ready.scratch_bytes for s in every) + LINE_BYTES))
         bases = {"arena": arena.ctypes.data, "weight": weights.ctypes.data}
 
         def prepared(step: Step) -> Callable[[int, int], int]:
@@ -322,7 +323,7 @@ class _Weights:
             if key not in self.places:
                 shape = tuple(extent_of(e) for e in tensor.shape)
                 data = layout.pack(np.asarray(array).reshape(shape)).tobytes()
-                data += bytes(-len(data) % ALIGNMENT)
+                data += bytes(-len(data) % LINE_BYTES)
                 self.places[key] = self.size
                 self.pieces.append(data)
                 self.size += len(data)

@@ -31,7 +31,6 @@ from tilewright.backend.cpu.machine_code import model_image
 from tilewright.compiler.pipeline import Artifact, build
 from tilewright.frontend.onnx.model import load
 from tilewright.ir.forms.compute import all_computes
-from tilewright.lower.memory import ALIGNMENT
 from tilewright.options import Options
 from tilewright.runtime import (
     Cache,
@@ -48,6 +47,7 @@ from tilewright.runtime import (
 from tilewright.runtime import build as build_image
 from tilewright.runtime.weights import weight_pieces
 from tilewright.target import Target, machine
+from tilewright.target.instruction_sets import LINE_BYTES
 from tilewright.tile_graph.algebra.context import is_contraction
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import extent_of
@@ -101,7 +101,7 @@ def with_bursts(image: ModelImage, target: Target, threads: int) -> tuple[ModelI
     turns = int(_BURST_SECONDS * target.fma_rate / each)
     cycles = _BURST_SECONDS * (target.clock or target.fma_rate / (2 * target.lanes(4)))
     kernels = dict(image.kernels) | burst_source(target, turns, int(cycles / (2 * _INSTRUCTIONS)))
-    room = max(target.vector_bytes, ALIGNMENT)
+    room = max(target.vector_bytes, LINE_BYTES)
     bursts = [Stage(name, threads, (), room, balance="static") for name in ("instructions", "multiply_adds")]
     stages = [s for stage in image.stages for s in (*bursts, replace(stage, barrier_before=True))]
     return replace(image, kernels=kernels, stages=(*stages, *bursts)), float(threads * turns * each)
@@ -129,7 +129,7 @@ def by_processor_time(image: ModelImage, inputs: Arrays, outputs: Arrays, option
     numbers = {name: number for number, name in enumerate(image.kernels)}
     weights = aligned_copy(b"".join(weight_pieces(image.weights)))
     arena = aligned_copy(bytes(image.arena_bytes))
-    room = aligned_copy(bytes(max(s.scratch_bytes for s in image.stages) + ALIGNMENT))
+    room = aligned_copy(bytes(max(s.scratch_bytes for s in image.stages) + LINE_BYTES))
     starts = {"weight": weights.ctypes.data, "arena": arena.ctypes.data}
 
     def address(space: str, value: int) -> int:

@@ -22,8 +22,7 @@ from tilewright.ir.forms.loops import (
     stmt_exprs,
 )
 from tilewright.ir.forms.tensor import elements
-
-ALIGNMENT = 64  # a cache line, and the widest vector
+from tilewright.target.instruction_sets import LINE_BYTES
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ def place(lifetimes: Iterable[Lifetime]) -> tuple[dict[Hashable, int], int]:
 
 
 def _aligned(size: int) -> int:
-    return max(ALIGNMENT, -(-size // ALIGNMENT) * ALIGNMENT)
+    return max(LINE_BYTES, -(-size // LINE_BYTES) * LINE_BYTES)
 
 
 def arena(loops: LoopProgram) -> tuple[dict[str, int], int]:

@@ -12,7 +12,7 @@ from math import prod
 from tilewright.ir.analysis.simplify import simplify
 from tilewright.ir.forms.expr import Axis, Expr, const, var
 from tilewright.ir.forms.loops import PREFETCH_BESIDE, Buffer, For, ForKind, Instruction, Kernel, Operand, Stmt
-from tilewright.lower.memory import ALIGNMENT
+from tilewright.target.instruction_sets import LINE_BYTES
 from tilewright.tile_graph.algebra.propagate import extent_of
 
 
@@ -40,7 +40,7 @@ def _with_prefetches(body: tuple[Stmt, ...], weights: Buffer, tile: Axis, loops:
 
 
 def _hints(weights: Buffer, tile: Axis, loops: Sequence[Axis]) -> tuple[Stmt, ...]:
-    line = ALIGNMENT // weights.dtype.bytes
+    line = LINE_BYTES // weights.dtype.bytes
     lines = prod(extent_of(e) for e in weights.shape) // extent_of(tile.extent) // line
     each = -(-lines // prod(extent_of(a.extent) for a in loops))
     number: Expr = const(0)

@@ -11,7 +11,7 @@ import numpy as np
 from tilewright.ir.forms.compute import Program
 from tilewright.ir.forms.loops import LoopProgram
 from tilewright.ir.forms.tensor import Layout, Tensor
-from tilewright.lower.memory import ALIGNMENT
+from tilewright.target.instruction_sets import LINE_BYTES
 from tilewright.tile_graph.algebra.propagate import extent_of
 from tilewright.tile_graph.plan.form import Plan
 
@@ -28,7 +28,7 @@ class PackedWeights:
         for array, layout in self.parts:
             packed = layout.pack(array)
             yield packed.reshape(-1).view(np.uint8).data
-            yield memoryview(bytes(-packed.nbytes % ALIGNMENT))
+            yield memoryview(bytes(-packed.nbytes % LINE_BYTES))
 
 
 def pack_weights(loops: LoopProgram, program: Program, plan: Plan) -> tuple[dict[str, int], PackedWeights]:
@@ -45,7 +45,7 @@ def pack_weights(loops: LoopProgram, program: Program, plan: Plan) -> tuple[dict
         shape = tuple(extent_of(e) for e in tensor.shape)
         parts.append((np.asarray(array).reshape(shape), layout))
         offsets[tensor.name] = size
-        size += -(-_packed_bytes(tensor, shape, layout) // ALIGNMENT) * ALIGNMENT
+        size += -(-_packed_bytes(tensor, shape, layout) // LINE_BYTES) * LINE_BYTES
     return offsets, PackedWeights(tuple(parts), size)
 
 

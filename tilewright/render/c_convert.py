@@ -9,12 +9,12 @@ from __future__ import annotations
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.dtypes import DType
 from tilewright.render.c_text import vector_name
+from tilewright.target.instruction_sets import AVX512_BYTES
 
 Conversion = tuple[DType, DType, int]  # from, to, lanes
 
 _SMALL = (dtypes.int8, dtypes.uint8, dtypes.int16, dtypes.uint16, dtypes.bfloat16)
 _PLAIN = (dtypes.float32, dtypes.int32, dtypes.uint32)
-_AVX512_LANES = 16  # 32-bit elements of a register
 
 
 def needs_function(source: DType, target: DType) -> bool:
@@ -123,7 +123,7 @@ def _to_bfloat16(lanes: int, value: str, made: str, kind: str) -> list[str]:
         "even = (even & ~nan) | ((bits | 0x400000) & nan);",
         f"{made} = __builtin_convertvector(even >> 16, {kind});",
     ]
-    if lanes != _AVX512_LANES:
+    if lanes * dtypes.float32.bytes != AVX512_BYTES:
         return [f"{kind} {made};", *plain]
     # One instruction does it, but for denormal numbers, which it takes as zeros. Bits are looked at, because while
     # denormals are flushed vfpclassps, too, takes them for zeros.

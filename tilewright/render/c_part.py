@@ -7,12 +7,11 @@ instruction, and touches nothing beyond. Arm loads into lanes, and its vectors a
 from __future__ import annotations
 
 from tilewright.ir.forms.dtypes import DType
-
-_BYTES = (32, 64)  # of the vectors that have masked moves
+from tilewright.target.instruction_sets import MASKED_BYTES
 
 
 def is_maskable(dtype: DType, lanes: int) -> bool:
-    return dtype.bytes == 4 and dtype.kind != "b" and lanes * dtype.bytes in _BYTES
+    return dtype.bytes == 4 and dtype.kind != "b" and lanes * dtype.bytes in MASKED_BYTES
 
 
 def functions(element: str, kind: str, lanes: int) -> str:

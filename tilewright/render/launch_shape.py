@@ -8,8 +8,7 @@ from tilewright.errors import InternalError
 from tilewright.ir.forms.bounds import static, upper
 from tilewright.ir.forms.expr import Axis, Extent
 from tilewright.ir.forms.loops import Barrier, For, ForKind, Kernel, Scope, Stmt, statements
-
-MOST_BLOCKS_YZ = 65535  # a grid's limit in y and z; x reaches 2^31 - 1
+from tilewright.target.instruction_sets import MOST_BLOCKS_YZ
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,10 @@ from tilewright.ir.forms.loops import Alloc, Buffer, For, Memory, Store, stateme
 from tilewright.ir.forms.tensor import Layout, StorageAxis, elements
 from tilewright.ir.meaning.traffic import count_traffic
 from tilewright.ir.meaning.values import evaluate_exprs
-from tilewright.lower.memory import ALIGNMENT, Lifetime, arena, place, scratch
+from tilewright.lower.memory import Lifetime, arena, place, scratch
 from tilewright.options import Options
 from tilewright.target import machine
+from tilewright.target.instruction_sets import LINE_BYTES
 from tilewright.transform.layout.choose import choose_layouts, split_constants
 
 
@@ -149,11 +150,11 @@ def test_what_lives_at_once_never_overlaps(seed: int) -> None:
     check_places(items, offsets, total)
     peak = max(sum(i.bytes for i in items if i.first <= moment <= i.last) for moment in range(40))
     assert total >= peak
-    assert total <= sum(-(-i.bytes // ALIGNMENT) * ALIGNMENT for i in items)
+    assert total <= sum(-(-i.bytes // LINE_BYTES) * LINE_BYTES for i in items)
 
 
 def check_places(items, offsets, total: int) -> None:
-    assert all(offsets[i.key] % ALIGNMENT == 0 and offsets[i.key] + i.bytes <= total for i in items)
+    assert all(offsets[i.key] % LINE_BYTES == 0 and offsets[i.key] + i.bytes <= total for i in items)
     for a in items:
         for b in items:
             if a is not b and a.first <= b.last and b.first <= a.last:
@@ -196,7 +197,7 @@ def test_scratch_of_a_connected_kernel() -> None:
                 for first in inside:
                     for second in inside - {first}:
                         assert _apart(first, second, offsets), (first, second)
-            assert total % ALIGNMENT == 0
+            assert total % LINE_BYTES == 0
 
 
 def _touched(block: For, known: set[Buffer]) -> set[Buffer]:

@@ -38,10 +38,11 @@ from tilewright.ir.forms.loops import Alloc, Buffer, For, ForKind, If, Memory, O
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.lower.blocks import Piece, pieces
 from tilewright.lower.nesting import serial, trip_count
+from tilewright.target.instruction_sets import WAY_BYTES
 from tilewright.tile_graph.algebra.propagate import Range, extent_of
 
-_LANES = 16  # elements stored at a time that are computed, not copied
-_CROWDED = 2048  # bytes: rows a multiple of this apart fall on two sets of a first cache of 4 KB a way
+_LANES = TILE_BYTES // 4  # elements stored at a time that are computed, not copied
+_CROWDED = WAY_BYTES // 2  # bytes: rows a multiple of this apart fall on two sets
 
 
 @dataclass(frozen=True, eq=False)

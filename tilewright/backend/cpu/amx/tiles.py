@@ -34,10 +34,10 @@ from tilewright.ir.forms.loops import (
 from tilewright.lower.blocks import Piece, pieces
 from tilewright.lower.nesting import alloc, serial, trip_count, walked
 from tilewright.lower.register_block import Block
+from tilewright.target.instruction_sets import LINE_BYTES
 from tilewright.tile_graph.algebra.propagate import extent_of
 
 _STAYS = 16 << 10  # bytes of columns that stay in the first cache beside a block of rows, of 48 KB at least
-_LINE = 64
 _MOST_ROWS = 4  # whose next line a step asks for beside its own, where they are copied before they are read
 
 _Configuration = tuple[tuple[int, int], ...]  # rows and bytes of a row, by tile
@@ -227,8 +227,8 @@ class CpuTiles:
                 found.append(Instruction(hint, (source,)))
         if sums.loop is not None:
             size = int(sums.buffer.shape[2]) * int(sums.buffer.shape[3]) * sums.buffer.dtype.bytes  # type: ignore[arg-type]
-            share = -(-size // _LINE // sums.steps)
-            elements = _LINE // sums.buffer.dtype.bytes
+            share = -(-size // LINE_BYTES // sums.steps)
+            elements = LINE_BYTES // sums.buffer.dtype.bytes
             block, panel, *_ = sums.at(part, const(0), const(0))
             for number in range(share):
                 place = simplify((step * share + number) * elements)
@@ -291,9 +291,9 @@ def _sums(nest: CpuNest, setting: Setting) -> _Sums:
 
 def _lines(base: Operand, size: int, dtype: dtypes.DType) -> list[Stmt]:
     """A hint for every line of a run of memory."""
-    elements = _LINE // dtype.bytes
+    elements = LINE_BYTES // dtype.bytes
     hints: list[Stmt] = []
-    for number in range(-(-size // _LINE)):
+    for number in range(-(-size // LINE_BYTES)):
         origin = (*base.origin[:-1], simplify(base.origin[-1] + number * elements))
         hints.append(Instruction(PREFETCH, (Operand(base.buffer, origin),)))
     return hints

@@ -16,6 +16,7 @@ from typing import Any
 
 from tilewright.ir.forms.expr import Axis, Expr, Load, axes_of, is_op, loads, walk
 from tilewright.target import Target
+from tilewright.target.instruction_sets import MASKED_BYTES
 from tilewright.tile_graph.algebra.context import is_contraction
 from tilewright.tile_graph.algebra.nest import Nest, data_ops, op_cost
 from tilewright.tile_graph.algebra.propagate import Size, extent_of
@@ -35,7 +36,7 @@ _FORESEEN = 32.0  # turns of a loop whose end the processor foresees
 _MISSED = 16.0  # cycles where it does not
 _BLOCK = 14.0  # cycles to start and end a block's loop over a sum: addresses, the first loads, the last adds
 EVERY_OTHER = 3.0  # reads for a wide vector whose lanes are two elements apart: two, and a shuffle
-_WIDE = 8  # lanes of the vectors that have masked moves: a part of one is transposed as well as the whole
+_WIDE = min(MASKED_BYTES) // 4  # lanes: a part of a vector is then transposed as well as the whole
 _RESUMED = 180.0  # cycles to resume a block of a contraction in another pass: its rows and its panel are cold again
 
 

@@ -28,10 +28,11 @@ from tilewright.ir.forms.expr import (
 from tilewright.ir.forms.loops import Alloc, Buffer, For, ForKind, If, Memory, Stmt, Store
 from tilewright.lower.nesting import unrolled
 from tilewright.lower.register_block import Block
+from tilewright.target.instruction_sets import MASKED_BYTES
 from tilewright.tile_graph.algebra.propagate import extent_of
 
 _TRANSPOSED = ("float32", "int32", "uint32")  # what the shuffles of a square are written for
-_WIDE = 8  # lanes of the vectors that have masked moves: a part of a square is transposed like the whole
+_WIDE = min(MASKED_BYTES) // 4  # lanes: a part of a square is then transposed like the whole, by masked moves
 _MOST_WAYS = 4  # conditions that blocks are written out for
 
 

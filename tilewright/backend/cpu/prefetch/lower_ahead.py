@@ -9,7 +9,7 @@ from tilewright.ir.analysis.simplify import simplify
 from tilewright.ir.forms.expr import Axis, Expr, Load, substitute
 from tilewright.ir.forms.loops import Instruction, Operand, Stmt
 from tilewright.lower.access import Access
-from tilewright.lower.memory import ALIGNMENT
+from tilewright.target.instruction_sets import LINE_BYTES
 
 
 def hints(
@@ -19,7 +19,7 @@ def hints(
     is one run of memory. What the last ones ask for lies beyond it."""
     place = access.read[weights.source]
     *outer, innermost = place.indices(tuple(substitute(i, dict(panel)) for i in weights.indices))
-    line = ALIGNMENT // weights.dtype.bytes
+    line = LINE_BYTES // weights.dtype.bytes
     asked = []
     for first in range(0, share * steps, line):
         origin = (*outer, simplify(innermost + step * share + first))

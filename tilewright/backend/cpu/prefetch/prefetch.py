@@ -15,7 +15,7 @@ from tilewright.ir.forms.loops import PREFETCH, For, ForKind, Instruction, Opera
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.lower.access import Access, Place
 from tilewright.lower.items import Item, works
-from tilewright.lower.memory import ALIGNMENT
+from tilewright.target.instruction_sets import LINE_BYTES
 from tilewright.tile_graph.algebra.propagate import Box, merge, reads_box
 from tilewright.tile_graph.algebra.streams import Work
 
@@ -56,7 +56,7 @@ class _Lines:
     @classmethod
     def of(cls, place: Place, box: Box, element_bytes: int) -> _Lines:
         innermost = place.layout.order[-1].axis if box else None
-        line = ALIGNMENT // element_bytes
+        line = LINE_BYTES // element_bytes
         steps = tuple(line if d == innermost else 1 for d in range(len(box)))
         counts = [-(-int(part.size) // step) for part, step in zip(box, steps, strict=True)]
         lasts: list[Expr | None] = [None] * len(box)

@@ -29,7 +29,7 @@ from tilewright.ir.forms.loops import (
     Stmt,
     stmt_exprs,
 )
-from tilewright.lower.memory import ALIGNMENT
+from tilewright.target.instruction_sets import LINE_BYTES
 from tilewright.tile_graph.algebra.propagate import extent_of
 
 _Way = tuple[Buffer, frozenset[tuple[Expr, int]], int]  # what is read, how it moves, and how far in a step of the loop
@@ -69,7 +69,7 @@ def _hints(inner: For, rows: int, around: Axis) -> list[Stmt]:
     for node, places in _reads(inner.body, {}):
         now = _offset(node, places)
         step, row = (now.terms.get(var(axis), 0) for axis in (inner.axis, around))
-        line = ALIGNMENT // node.dtype.bytes
+        line = LINE_BYTES // node.dtype.bytes
         here.setdefault((node.source, frozenset(now.terms.items()), step), set()).add(now.constant)
         if not step or not row or (around is inner.axis and abs(step) < line):
             continue
@@ -86,7 +86,7 @@ def _hints(inner: For, rows: int, around: Axis) -> list[Stmt]:
         if around is inner.axis:
             hints += [Instruction(PREFETCH_TILE, (operand,)) for _, operand in fresh]
         else:
-            hints += _spread(fresh, inner, way[2], ALIGNMENT // way[0].dtype.bytes)
+            hints += _spread(fresh, inner, way[2], LINE_BYTES // way[0].dtype.bytes)
     return hints
 
 

@@ -15,8 +15,8 @@ from tilewright.ir.forms.bounds import static
 from tilewright.ir.forms.expr import Axis, Expr, Load, Var, axes_of, const, loads, substitute, var
 from tilewright.ir.forms.loops import PREFETCH, Buffer, Instruction, Memory, Operand, Stmt
 from tilewright.lower.access import Access
-from tilewright.lower.memory import ALIGNMENT
 from tilewright.lower.register_block import Block
+from tilewright.target.instruction_sets import LINE_BYTES
 from tilewright.tile_graph.algebra.nest import is_window
 from tilewright.tile_graph.algebra.propagate import extent_of
 
@@ -54,7 +54,7 @@ def _next_rows(
         fresh = ahead - starts - ({s + shift for s in ahead} if shift else set())
         first = {a: const(0) for a in moving}
         *outer, last = (simplify(substitute(index, first)) for index in there.indices)
-        for place in _lines(fresh, ALIGNMENT // node.dtype.bytes):
+        for place in _lines(fresh, LINE_BYTES // node.dtype.bytes):
             origin = (*outer, simplify(last + (place - apart)))
             hints.append(Instruction(PREFETCH, (Operand(_buffer(there), origin),)))
     return tuple(hints)

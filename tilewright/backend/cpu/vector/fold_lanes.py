@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from tilewright.ir.forms.expr import Axis, Expr, const, load, var
 from tilewright.ir.forms.loops import Buffer, Stmt, Store
 from tilewright.lower.register_block import Block
-
-_NARROWEST = 16  # bytes: of the shortest vector register, whose lanes are cheap to read one by one
+from tilewright.target.instruction_sets import NARROWEST_BYTES
 
 MakeStates = Callable[[tuple[int, ...], str], list[Buffer]]
 Update = Callable[[Sequence[Buffer], tuple[Expr, ...], Sequence[Expr]], tuple[Stmt, ...]]
@@ -43,7 +42,7 @@ def halved(
             body.extend(whole.around(*update(states, first, [load(s, other) for s in states])))
         left = half_of_chains
     held: tuple[Expr, ...] = (const(0),) if chains > 1 else ()
-    while lanes * max(s.dtype.bytes for s in states) > _NARROWEST:
+    while lanes * max(s.dtype.bytes for s in states) > NARROWEST_BYTES:
         lanes //= 2
         half = Block(block.env, block.unrolled, Axis("lane", lanes))
         assert half.lane is not None

@@ -29,9 +29,7 @@ from tilewright.ir.forms.loops import (
     statements,
     stmt_exprs,
 )
-
-ALIGNMENT = 128  # bytes: a bank row, and enough for every vector copy
-_MATRIX_ALIGNMENT = 1024  # of what tensor cores read by themselves: eight lines whose packets change places
+from tilewright.target.instruction_sets import BANK_ROW_BYTES, MATRIX_BYTES
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class Region:
     bytes: int
     first: int
     last: int
-    alignment: int = ALIGNMENT
+    alignment: int = BANK_ROW_BYTES
 
     def meets(self, other: Region) -> bool:
         return self.first <= other.last and other.first <= self.last
@@ -62,7 +60,7 @@ def place_shared(kernel: Kernel) -> SharedArena:
     matrices = {o.buffer for s in statements(kernel.body) if isinstance(s, Instruction) and s.name in FORMS
                 for o in s.operands}  # fmt: skip
     offsets, total = place([
-        Region(_size(kernel, b), *live.get(b, (0, -1)), _MATRIX_ALIGNMENT if b in matrices else ALIGNMENT)
+        Region(_size(kernel, b), *live.get(b, (0, -1)), MATRIX_BYTES if b in matrices else BANK_ROW_BYTES)
         for b in buffers
     ])  # fmt: skip
     return SharedArena({b.name: at for b, at in zip(buffers, offsets, strict=True)}, total)
@@ -81,7 +79,7 @@ def place(regions: Sequence[Region]) -> tuple[list[int], int]:
 
 
 def whole_lines(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
+    return -(-size // BANK_ROW_BYTES) * BANK_ROW_BYTES
 
 
 def _size(kernel: Kernel, buffer: Buffer) -> int:

@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 
 from tilewright.backend.gpu.kernel.room import block_bytes, own_bytes
-from tilewright.backend.gpu.kernel.shared_arena import ALIGNMENT, whole_lines
+from tilewright.backend.gpu.kernel.shared_arena import whole_lines
 from tilewright.backend.gpu.maps.plan import accesses, fit_lanes, flat_sizes, placed_values
 from tilewright.backend.gpu.matrix.plan import NEVER, matrix_costs, matrix_sizes
 from tilewright.backend.gpu.stream.plan import choose_stream
@@ -24,6 +24,7 @@ from tilewright.intrinsics.gpu_matrix import ROW_BYTES
 from tilewright.ir.forms.expr import Axis, Expr, Load, is_op, loads, var, walk
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.target import Target
+from tilewright.target.instruction_sets import BANK_ROW_BYTES
 from tilewright.tile_graph.algebra.context import NestContext
 from tilewright.tile_graph.algebra.nest import Nest, data_cost, op_cost
 from tilewright.tile_graph.algebra.propagate import (
@@ -167,7 +168,7 @@ def choose_gpu_tile(
         room = target.local.capacity
         if stream is None:
             return block_bytes(nests, kept, own) <= room
-        states = int(np.broadcast_to(held, tiles.shape)[number]) + ALIGNMENT * _STATES * len(nests)
+        states = int(np.broadcast_to(held, tiles.shape)[number]) + BANK_ROW_BYTES * _STATES * len(nests)
         return states + whole_lines(max(own.values(), default=0)) <= room
 
     best = next((int(n) for n in order if not np.isfinite(seconds[n]) or fits(int(n))), None)

@@ -23,10 +23,10 @@ from tilewright.ir.forms.compute import Monoid
 from tilewright.ir.forms.expr import Axis, Expr, Load, axes_of, const, load, lt, replace_nodes, substitute, var
 from tilewright.ir.forms.loops import PREFETCH, Buffer, For, ForKind, Instruction, Memory, Operand, Stmt, Store
 from tilewright.lower.nesting import alloc, serial, unrolled
+from tilewright.target.instruction_sets import BANK_ROW_BYTES
 from tilewright.tile_graph.algebra.propagate import extent_of
 
 _TRIPS_AT_ONCE, _MOST_AT_ONCE = 4, 8  # of the epilogue, one behind the other in the text
-_LINE = 128  # bytes that are brought at a time
 SUMS_PAD = 8  # elements: four lines of pairs of a tile of sums lie in banks of their own
 
 
@@ -113,7 +113,7 @@ class MatrixEpilogue:
             for node in reads:
                 if (row in axes_of(*node.indices)) == by_row:
                     place = tuple(simplify(substitute(i, {lane: const(0)})) for i in node.indices)
-                    places[node.source, place] = max(1, _LINE // (size * node.dtype.bytes)) if by_row else 1
+                    places[node.source, place] = max(1, BANK_ROW_BYTES // (size * node.dtype.bytes)) if by_row else 1
             guards = [simplify(substitute(x, {lane: const(0)})) for x in (*valid, *limits, *(inside if by_row else ()))]
             for (buffer, place), near in places.items():
                 ask = Instruction(PREFETCH, (Operand(buffer, place),))

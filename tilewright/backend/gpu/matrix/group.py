@@ -23,10 +23,8 @@ from tilewright.ir.analysis.simplify import simplify
 from tilewright.ir.forms.expr import Axis, Expr, const, load, op, var
 from tilewright.ir.forms.loops import Buffer, Instruction, Memory, Operand, Stmt, Store
 from tilewright.lower.nesting import alloc, unrolled
+from tilewright.target.instruction_sets import BANK_PACKETS
 from tilewright.tile_graph.plan.form import Hold, Tile
-
-LINE = 8  # packets of a line
-_ROWS = 64  # that four warps have
 
 
 @dataclass(frozen=True)
@@ -34,8 +32,8 @@ class GroupRing(Ring):
     """A ring whose lines are cut into pieces of 128 bytes."""
 
     def place(self, slot: Expr, line: Expr, packet: Expr, within: Expr) -> tuple[Expr, ...]:
-        piece = simplify(packet // LINE)
-        own = op("bitxor", simplify(packet % LINE), simplify(line % LINE))
+        piece = simplify(packet // BANK_PACKETS)
+        own = op("bitxor", simplify(packet % BANK_PACKETS), simplify(line % BANK_PACKETS))
         return slot, simplify(piece * self.outer + line), own, within
 
 
@@ -46,9 +44,9 @@ class GroupContract(MatrixContract):
         packet = self.form.packet
         along_sum = self._runs_along_sum(side)
         outer, line = (size, self.step) if along_sum else (self.step, size)
-        if outer % LINE:
+        if outer % BANK_PACKETS:
             raise InternalError(f"{outer} lines are not as many as exchange their packets for {self.form.name}")
-        shape = (hold.stages, outer * -(-line // (LINE * packet)), LINE, packet)
+        shape = (hold.stages, outer * -(-line // (BANK_PACKETS * packet)), BANK_PACKETS, packet)
         buffer = Buffer(self.base.names.fresh("ring"), shape, self.form.operand, Memory.SHARED)
         self.base.shared.append(buffer)
         return GroupRing(side, buffer, along_sum, outer, line // packet, packet, hold)
@@ -100,7 +98,8 @@ class GroupContract(MatrixContract):
         rows = self.ring(0)
         group = simplify(self.warp // self.form.warps)
         at = slot if rows.hold.stages > 1 else const(0)
-        first = Operand(rows.buffer, (at, *self._first(rows, simplify(group * _ROWS), step), const(0)))
+        row = simplify(group * self.form.c.rows * self.form.warps)
+        first = Operand(rows.buffer, (at, *self._first(rows, row, step), const(0)))
         scalars = (count, not rows.along_sum, *self._lines_of_columns(), goes_on)
         operands = (_whole(total), first, self._columns(slot, step, start))
         return Instruction(self.form.name, operands, tuple(const(int(x)) for x in scalars))
@@ -117,15 +116,15 @@ class GroupContract(MatrixContract):
 
     def _lines_of_columns(self) -> tuple[bool, int]:
         """Whether lines run along the columns, and bytes from 64 of them to the next."""
-        return not self.ring(1).along_sum, self.step * LINE * ROW_BYTES
+        return not self.ring(1).along_sum, self.step * BANK_PACKETS * ROW_BYTES
 
     def _first(self, ring: Ring, own: Expr, step: int) -> tuple[Expr, Expr]:
         """The line and the packet where an operand's rows or columns from `own` on begin, for a step of a part."""
         along = step * self.form.depth
         if not ring.along_sum:
-            return simplify(own // (LINE * ring.packet) * ring.outer + along), const(0)
+            return simplify(own // (BANK_PACKETS * ring.packet) * ring.outer + along), const(0)
         packet = along // ring.packet
-        return simplify(own + packet // LINE * ring.outer), const(packet % LINE)
+        return simplify(own + packet // BANK_PACKETS * ring.outer), const(packet % BANK_PACKETS)
 
 
 def _whole(total: Buffer) -> Operand:

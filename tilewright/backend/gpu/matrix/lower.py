@@ -42,10 +42,10 @@ from tilewright.ir.forms.expr import (
 from tilewright.ir.forms.loops import Buffer, For, ForKind, If, Instruction, Memory, Operand, Stmt, Store
 from tilewright.ir.meaning.instruct import WARP
 from tilewright.lower.nesting import alloc, unrolled
+from tilewright.target.instruction_sets import BANK_PACKETS
 from tilewright.tile_graph.plan.form import Hold
 
 SWIZZLED, PADDED = "swizzled", "padded"
-_BANKS = 8  # packets of 16 bytes that lie in banks of their own
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Ring:
 
     def place(self, slot: Expr, line: Expr, packet: Expr, within: Expr) -> tuple[Expr, ...]:
         if self.hold.layout == SWIZZLED:
-            turn = simplify(line // max(1, _BANKS // self.packets) % min(_BANKS, self.packets))
+            turn = simplify(line // max(1, BANK_PACKETS // self.packets) % min(BANK_PACKETS, self.packets))
             packet = op("bitxor", packet, turn)
         return slot, line, packet, within
 

@@ -64,8 +64,6 @@ from tilewright.tile_graph.algebra.propagate import Range, extent_of
 from tilewright.tile_graph.algebra.streams import Work
 from tilewright.tile_graph.plan.form import Tile
 
-_GROUP_ROWS = 64
-
 
 class GroupStream(RegisterStream):
     """A kernel whose warps keep a stream in registers, and multiply in groups of four."""
@@ -205,13 +203,13 @@ class GroupStream(RegisterStream):
 
     def _of_some(self, body: Sequence[Stmt], remainder: int) -> list[Stmt]:
         """What every second group of warps does, from the first or the second on."""
-        if self.rows == _GROUP_ROWS:
+        if self.rows == self.form.c.rows * self.form.warps:
             return list(body) if remainder == 0 else []
         return where(eq(load(self.parity, ()), remainder), body)
 
     def _numbered(self) -> list[Stmt]:
         """Whether a warp is of an odd group: read from its first lane, so that compilers know that warps agree."""
-        if self.rows == _GROUP_ROWS:
+        if self.rows == self.form.c.rows * self.form.warps:
             return []
         own = Buffer(self.kernel.names.fresh("own"), (), dtypes.int32, Memory.REGISTER)
         parity = simplify(var(self.kernel.thread) // (WARP * self.form.warps) % 2)

@@ -32,11 +32,10 @@ from tilewright.ir.forms.expr import (
 from tilewright.ir.forms.loops import Barrier, Buffer, For, ForKind, If, Instruction, Memory, Scope, Stmt, Store
 from tilewright.ir.forms.loops import Operand as Moved
 from tilewright.lower.nesting import alloc
+from tilewright.target.instruction_sets import LEAST_COPY_BYTES, PACKET_BYTES
 from tilewright.tile_graph.algebra.propagate import extent_of
 
 SYNC = Barrier(Scope.BLOCK)
-PACKET_BYTES = 16  # the most one thread loads at once
-_LEAST_COPY = 4  # bytes of an asynchronous copy
 
 
 @dataclass(frozen=True)
@@ -290,7 +289,7 @@ class GpuContract:
 
 def _is_copied(value: Expr) -> bool:
     """Whether an element comes as it lies in memory, and asynchronous copies are that narrow."""
-    return isinstance(value, Load) and value.source.memory is Memory.GLOBAL and value.dtype.bytes == _LEAST_COPY
+    return isinstance(value, Load) and value.source.memory is Memory.GLOBAL and value.dtype.bytes == LEAST_COPY_BYTES
 
 
 def spread(sizes: list[int], split: int, warp: int) -> int:

@@ -28,6 +28,7 @@ from tilewright.ir.analysis.products import Factor, factors
 from tilewright.ir.forms.expr import Axis, Load, axes_of, loads, var
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.ir.meaning.instruct import WARP
+from tilewright.target.instruction_sets import LEAST_COPY_BYTES
 from tilewright.tile_graph.algebra.context import NestContext, is_contraction, offset_of, stride
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import Box, Range, Size, extent_of, propagate
@@ -39,7 +40,6 @@ _FILLED_THREADS = 128  # of a block, below which its register tile shrinks
 _STAGED_BYTES = 48 << 10  # shared memory for the operands of the steps that are under way
 _MOST_STEP = 32
 _RINGS = ((3, 16), (2, 8))  # steps that are under way, and elements of each at least
-_LEAST_COPY = 4  # bytes of an asynchronous copy
 _LONG_SHARE = 32  # elements of a reduction that a thread has at least, where more than a warp share it
 _SHORT_RUN = 16  # elements of an innermost reduction axis that a thread takes in a packet or two
 
@@ -335,7 +335,7 @@ def _step(plan: Leaf, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range]) ->
     length = prod(int(reduce_box[a].size) if a in reduce_box else extent_of(a.extent) for a in nest.reduce_axes)
     room = _STAGED_BYTES // max(row, 1)
     staged = [f.value for f in nest_factors(nest) if f.reductions]
-    copied = all(isinstance(v, Load) and v.dtype.bytes >= _LEAST_COPY for v in staged)
+    copied = all(isinstance(v, Load) and v.dtype.bytes >= LEAST_COPY_BYTES for v in staged)
     stages = next((n for n, least in _RINGS if copied and room // n >= least and length > n * least), 1)
     most = min(_MOST_STEP, length, room // stages)
     if most < min(4, length):
