@@ -139,6 +139,7 @@ class Backend(Protocol):
     fills_by_sample: bool  # the work of one sample of a batch is enough for all its units
     other_algorithms: bool  # ways to convolve and to multiply with fewer multiplications are known to pay
     streams_in_registers: bool  # whether there are kernels whose products pass everything to each other so
+    ends_loops: bool  # where the run tells how much there is to reduce, no more is walked
     compares_places: bool  # conditions on indices are better than tables of them: kernels leave out what they close
     least_rows: int  # of a product, below which it is slower than with some more
     stream_worth: float  # times as long as everything resident that a stream may be predicted to take, to be preferred

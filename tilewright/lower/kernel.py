@@ -16,9 +16,10 @@ from tilewright.ir.forms.loops import Buffer, Kernel, Memory, Stmt
 from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.lower.access import Access, Place, global_place
 from tilewright.lower.items import Ahead, Item, Loop, Meeting, Together, works
+from tilewright.lower.live import Walk
 from tilewright.lower.nesting import trip_count
 from tilewright.lower.register_block import Names
-from tilewright.tile_graph.algebra.nest import Nest, roots_of
+from tilewright.tile_graph.algebra.nest import Nest, reduced_below, roots_of
 from tilewright.tile_graph.algebra.parts import between_barriers, boxes_at
 from tilewright.tile_graph.algebra.propagate import Box, Range, extent_of, propagate, whole
 from tilewright.tile_graph.algebra.rolling import Window, moving_boxes, reads_of
@@ -28,12 +29,14 @@ from tilewright.tile_graph.plan.form import Barrier, Leaf, Tile, TileAxis
 
 @dataclass(frozen=True)
 class Binding:
-    """A kernel and the tensors its parameters stand for; `held` are those it keeps parts of in buffers of its own, each
-    in one place as long as a tile runs."""
+    """A kernel and the tensors its parameters stand for; `held` are places in buffers of its own, each the same as long
+    as a tile or a block of its stream runs, with the tensors that it keeps parts of there, or the states of; its
+    `stream` may have less to walk than there is room for."""
 
     kernel: Kernel
     arguments: tuple[str, ...]
-    held: Mapping[Tensor, Place] = field(default_factory=dict)
+    held: Sequence[tuple[Tensor, Place]] = ()
+    stream: Walk | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ class KernelLowering:
         self.tile_axes: dict[str, TileAxis] = {}
         stream = stream_of(tile, nests)
         self.carrier = None if stream is None else Carrier(stream, self.leaves)
+        self.blocks: tuple[Axis, int] | None = None  # the loop over those of a stream, and what one has of it
 
     @property
     def step(self) -> Axis | None:
@@ -94,9 +98,29 @@ class KernelLowering:
         index, items = self.items()
         body = self.grid(index, items)
         step = None if self.is_persistent else self.step
-        is_moving = self.begun or self.shifts or self.moved or self.carrier is not None or self.scan is not None
-        held = {} if is_moving else {t: self.access.read[t] for t in self.held if t in self.access.read}
-        return Binding(Kernel(self.plan.name, tuple(self.params), body, (), step), tuple(self.arguments), held)
+        kernel = Kernel(self.plan.name, tuple(self.params), body, (), step)
+        return Binding(kernel, tuple(self.arguments), self._held_places(), self._walk())
+
+    def _held_places(self) -> list[tuple[Tensor, Place]]:
+        if self.begun or self.shifts or self.moved or self.scan is not None:
+            return []  # what lies there changes
+        found = {t: t for t in self.held}
+        if self.carrier is not None:
+            found |= {state: nest.tensor for nest, states in self.carrier.states.items() for state in states}
+            for values in (self.carrier.current, self.carrier.previous):
+                found |= {value: nest.tensor for nest, value in values.items()}
+        return [(of, self.access.read[t]) for t, of in found.items() if t in self.access.read and t.shape == of.shape]
+
+    def _walk(self) -> Walk | None:
+        """The walk over a stream of which a run may tell how much there is."""
+        if self.carrier is None or self.blocks is None:
+            return None
+        found = {reduced_below(nest, axis) for nest, axis in self.carrier.stream.reducers.items()}
+        limit = found.pop()
+        if limit is None or found:
+            return None
+        loop, size = self.blocks
+        return Walk(loop, simplify((self.access.lower(limit) + (size - 1)) // size))
 
     def items(self) -> tuple[Axis, tuple[Item, ...]]:
         """The flat index of a kernel's tiles, and what one of them runs; every tensor has its place then."""
@@ -168,6 +192,8 @@ class KernelLowering:
         is_carried = any(b.axis[0] == "r" for b in axis.binds)
         trips = -(-axis.extent // size) if is_carried else trip_count(_parts(around, size))
         loop = Axis("block" if is_carried else name, trips)
+        if is_carried:
+            self.blocks = loop, size
         if size < axis.extent:
             low = simplify(around.low + var(loop) * size)
             is_plain = not is_carried and all(h.mode == "store" for h in tile.holds)

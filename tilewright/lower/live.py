@@ -58,6 +58,14 @@ Limits = Mapping[Buffer, Sequence[Expr | None]]  # how far each storage axis of 
 
 
 @dataclass(frozen=True)
+class Walk:
+    """A kernel's loop over the blocks of a stream, and the turn from which on none of them changes anything."""
+
+    loop: Axis
+    end: Expr
+
+
+@dataclass(frozen=True)
 class StorageEnd:
     """How far a storage axis is needed that counts in steps along a logical one."""
 
@@ -81,10 +89,10 @@ def storage_ends(tensor: Tensor, layout: Layout, ends: Sequence[Ends | None]) ->
 
 def ended(
     kernel: Kernel, ends: Mapping[Buffer, Sequence[StorageEnd | None]],
-    held: Sequence[tuple[Place, Sequence[StorageEnd | None]]], numbers: Buffer,
+    held: Sequence[tuple[Place, Sequence[StorageEnd | None]]], numbers: Buffer, stream: Walk | None = None,
 ) -> Kernel:  # fmt: skip
-    """The kernel of a CPU whose loops end with what is needed of its outputs and of what it holds, as `numbers` tell;
-    the same kernel where none does."""
+    """The kernel of a CPU whose loops end with what is needed of its outputs and of what it holds, as `numbers` tell,
+    and whose `stream` ends with what there is of it; the same kernel where none does."""
     if len(kernel.body) != 1 or not isinstance(kernel.body[0], For) or kernel.body[0].kind is not ForKind.PARALLEL:
         return kernel
     limits = {b: [None if e is None else e.limit(numbers, const(0)) for e in axes] for b, axes in ends.items()}
@@ -94,7 +102,7 @@ def ended(
         local = [None if e is None else e.limit(numbers, low) for e, low in zip(axes, lows, strict=False)]
         limits[place.buffer] = [*[None] * len(place.prefix), *local]
     grid = kernel.body[0]
-    ending = _Ending(limits, kernel)
+    ending = _Ending(limits, kernel, stream)
     part = ending.first_dead(grid)
     body = ending.body(grid.body, {})
     if part is not None:
@@ -124,30 +132,42 @@ def _sum(form: Form, numbers: Buffer) -> Expr:
 class _Ending(Unroller):
     """A copy of a kernel's statements, loops ended early."""
 
-    def __init__(self, limits: Limits, kernel: Kernel) -> None:
+    def __init__(self, limits: Limits, kernel: Kernel, stream: Walk | None) -> None:
         super().__init__()
+        self._stream = stream
         self.shortened = 0
         self._limits = limits
         self._reads = _counted(statements(kernel.body))
         self._holds: dict[Expr, None] = {}  # conditions that loops around fulfil by where they end
 
     def loop(self, stmt: For, env: Env) -> tuple[Stmt, ...]:
-        end = self.first_dead(stmt) if stmt.kind is ForKind.SERIAL else None
-        if end is None and not (isinstance(stmt.axis.extent, Expr) and env):
-            return (For(stmt.axis, stmt.kind, self.body(stmt.body, env)),)
-        extent = as_expr(stmt.axis.extent)
-        fulfilled: list[Expr] = []
-        if end is not None:
-            self.shortened += 1
-            extent = maximum(minimum(extent, end), 0)
-            fulfilled = [condition for condition in _conditions(stmt.body)
-                         if all(_is_below(part, stmt.axis, end) for part in flattened(condition, "and"))]  # fmt: skip
-        axis = Axis(stmt.axis.name, simplify(substitute(extent, env)))
-        self._holds.update(dict.fromkeys(fulfilled))
-        made = For(axis, stmt.kind, self.body(stmt.body, {**env, stmt.axis: var(axis)}))
-        for condition in fulfilled:
+        is_stream = self._stream is not None and stmt.axis is self._stream.loop
+        end = self._stream.end if is_stream and self._stream is not None else self.first_dead(stmt)
+        if stmt.kind is not ForKind.SERIAL or end is None:
+            if not (isinstance(stmt.axis.extent, Expr) and env):
+                return (For(stmt.axis, stmt.kind, self.body(stmt.body, env)),)
+            return (self._turns(stmt, env, const(0), as_expr(stmt.axis.extent), ()),)
+        self.shortened += 1
+        stop = maximum(minimum(stmt.axis.extent, end), 0)
+        fulfilled = _fulfilled(stmt)
+        always = [condition for condition, until in fulfilled.items() if until is end]
+        # lanes of one turn may lie on both sides: as long as none lies behind, none is asked
+        earlier = {until for until in fulfilled.values() if until is not end}
+        if len(earlier) != 1 or any(isinstance(s, Alloc) for s in statements(stmt.body)):
+            return (self._turns(stmt, env, const(0), stop, always),)
+        middle = maximum(minimum(stop, earlier.pop()), 0)
+        return (self._turns(stmt, env, const(0), middle, list(fulfilled)),
+                self._turns(stmt, env, middle, stop, always))  # fmt: skip
+
+    def _turns(self, stmt: For, env: Env, begin: Expr, stop: Expr, holds: Sequence[Expr]) -> For:
+        """Some turns of a loop, in which conditions hold."""
+        axis = Axis(stmt.axis.name, simplify(substitute(stop - begin, env)))
+        self._holds.update(dict.fromkeys(holds))
+        place = simplify(substitute(begin, env)) + var(axis)
+        made = For(axis, stmt.kind, self.body(stmt.body, {**env, stmt.axis: simplify(place)}))
+        for condition in holds:
             self._holds.pop(condition, None)
-        return (made,)
+        return made
 
     def value(self, value: Expr, env: Env) -> Expr:
         chosen = {n: n.args[1] for n in walk(value) if is_op(n, "select") and n.args[0] in self._holds}
@@ -185,9 +205,19 @@ def _conditions(body: Iterable[Stmt]) -> list[Expr]:
     return list(dict.fromkeys(n.args[0] for s in stores for n in walk(s.value) if is_op(n, "select")))
 
 
-def _is_below(condition: Expr, axis: Axis, end: Expr) -> bool:
-    """Whether it says that an axis is where a loop of it ends."""
-    return is_op(condition, "lt") and simplify(condition.args[0]) is var(axis) and simplify(condition.args[1]) is end
+def _fulfilled(loop: For) -> dict[Expr, Expr]:
+    """Conditions of what a loop stores that hold in all its first turns, each with the first turn of which a part, for
+    what loops inside it do, may lie behind."""
+    inner = {s.axis for s in statements(loop.body) if isinstance(s, For)}
+    found: dict[Expr, Expr] = {}
+    for condition in _conditions(loop.body):
+        turns: dict[Expr | None, None] = {}
+        for part in flattened(condition, "and"):
+            is_end = is_op(part, "lt") and {loop.axis, *inner}.isdisjoint(part.args[1].axes)
+            turns[_turn(part.args[0], loop.axis, inner, part.args[1], nearest=False) if is_end else None] = None
+        if None not in turns:
+            found[condition] = simplify(reduce(minimum, [turn for turn in turns if turn is not None]))
+    return found
 
 
 def _neutral_from(stmt: Store, axis: Axis, inner: set[Axis]) -> Expr | None:
@@ -226,11 +256,12 @@ def _destination(stmt: Instruction) -> tuple[Buffer, tuple[Expr, ...]]:
     return first.buffer, first.origin
 
 
-def _turn(index: Expr, axis: Axis, inner: set[Axis], limit: Expr) -> Expr | None:
-    """The turn of an axis from which on an index is not below the limit, wherever the loops inside are."""
+def _turn(index: Expr, axis: Axis, inner: set[Axis], limit: Expr, nearest: bool = True) -> Expr | None:
+    """The turn of an axis from which on an index is not below the limit, wherever the loops inside are, where they are
+    `nearest` to the begin or else farthest from it."""
     if isinstance(index, Op) and index.op.name == "floordiv" and isinstance(index.args[1], Const):
         divisor = int(index.args[1].value)
-        return _turn(index.args[0], axis, inner, limit * divisor) if divisor > 0 else None
+        return _turn(index.args[0], axis, inner, limit * divisor, nearest) if divisor > 0 else None
     total = linear(index)
     step = total.terms.get(var(axis), 0)
     if step <= 0:
@@ -245,7 +276,7 @@ def _turn(index: Expr, axis: Axis, inner: set[Axis], limit: Expr) -> Expr | None
             rest = rest + term * coefficient
             continue
         low, high = bounds(term)
-        least = low if coefficient > 0 else high
+        least = low if (coefficient > 0) == nearest else high
         if least in (float("inf"), float("-inf")):
             return None
         rest = rest + int(least) * coefficient

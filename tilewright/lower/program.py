@@ -115,7 +115,7 @@ def _bind(state: _State, plan: Tile, nests: list[Nest], scan: ScanView | None, l
         return Binding(state.kernels[key], tuple(met[place] for place in state.places[key]))
     binding = lower(replace(plan, name="kernel"), nests, state.layout, scan)
     kernel = prefetch_weights(binding.kernel, _warmed(state, issued))
-    binding = _ended(state, Binding(kernel, (*binding.arguments, *issued), binding.held), ends)
+    binding = _ended(state, replace(binding, kernel=kernel, arguments=(*binding.arguments, *issued)), ends)
     if key not in state.kernels:
         state.kernels[key] = replace_name(binding.kernel, f"k{len(state.kernels)}")
     if scan is None:
@@ -143,9 +143,8 @@ def _ended(state: _State, binding: Binding, ends: Mapping[str, tuple[Ends | None
         buffer: storage_ends(tensors[name], state.layout(tensors[name]), ends[name])
         for buffer, name in zip(kernel.params, arguments, strict=True) if name in ends
     }  # fmt: skip
-    held = [(place, storage_ends(t, place.layout, state.needs[t])) for t, place in binding.held.items()
-            if t in state.needs]  # fmt: skip
-    made = ended(kernel, of_buffers, held, kernel.params[arguments.index(told.name)])
+    held = [(place, storage_ends(t, place.layout, state.needs[t])) for t, place in binding.held if t in state.needs]
+    made = ended(kernel, of_buffers, held, kernel.params[arguments.index(told.name)], binding.stream)
     return binding if made is kernel else Binding(made, arguments)
 
 

@@ -22,7 +22,7 @@ from tilewright.target import Target
 from tilewright.tile_graph.algebra.context import NestContext
 from tilewright.tile_graph.algebra.idle import read_by_steps
 from tilewright.tile_graph.algebra.memo import Memo
-from tilewright.tile_graph.algebra.nest import Nest, build_nest
+from tilewright.tile_graph.algebra.nest import Nest, build_nest, without_ends
 from tilewright.tile_graph.algebra.propagate import extent_of
 from tilewright.tile_graph.algebra.signature import signature
 from tilewright.tile_graph.plan.form import Estimate, Hold, Leaf, Plan, Tile
@@ -55,6 +55,7 @@ def make_plan(
     seconds, beyond what is predicted.
     """
     backend = backend_for(target)
+    program = _without_ends(program) if backend.ends_loops else program
     memo = memo or Memo()
     layouts = {t: memo.layout(layout) for t, layout in program.layouts.items()}
     context = NestContext(target, lambda t: layouts.get(t) or Layout.natural(t.rank), program.constants,
@@ -100,6 +101,17 @@ def make_plan(
     body = in_tree([unit.tile for unit in units], program, target)
     shown = tuple(sorted((t.name, layout) for t, layout in final.items() if not layout.is_natural))
     return Plan(target.name, schedule, body, shown)
+
+
+def _without_ends(program: Program) -> Program:
+    """As kernels run it whose loops end with what there is to reduce."""
+
+    def told(compute: Compute) -> Compute:
+        if not isinstance(compute, Reduce):
+            return compute
+        return replace(compute, elements=tuple(without_ends(e, compute.reduce_axes) for e in compute.elements))
+
+    return replace(program, computes=tuple(map(told, program.computes)))
 
 
 def _taken_apart(group: Group, plain: frozenset[str], connector: Connector) -> list[Group]:

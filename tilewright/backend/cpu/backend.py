@@ -22,7 +22,7 @@ from tilewright.backend.cpu.leaf.replan import other_leaves
 from tilewright.backend.cpu.leaf.select import select_plan
 from tilewright.backend.cpu.leaf.walk import cpu_walk
 from tilewright.backend.cpu.maps.separate_views import separate_views
-from tilewright.backend.cpu.vector.in_turn import in_turn
+from tilewright.backend.cpu.vector.in_turn import in_blocks, in_turn
 from tilewright.backend.protocol import (
     Backend,
     Choice,
@@ -61,6 +61,7 @@ class CpuBackend(Backend):
     runs_regions = True
     fills_by_sample = True
     streams_in_registers = False
+    ends_loops = True
     compares_places = False
     least_rows = 1
     stream_worth = 1.0
@@ -104,7 +105,9 @@ class CpuBackend(Backend):
         self, nests: Sequence[Nest], leaves: tuple[Leaf, ...], choice: Choice, stream: Stream | None,
         context: NestContext, is_step: bool,
     ) -> tuple[tuple[Leaf, ...], int]:  # fmt: skip
-        if is_step or stream is not None:
+        if stream is not None:
+            return tuple(in_blocks(n, leaf, choice.block, stream) for n, leaf in zip(nests, leaves, strict=True)), 0
+        if is_step:
             return leaves, 0
         leaves = tuple(in_turn(n, leaf, context.target) for n, leaf in zip(nests, leaves, strict=True))
         return weights_ahead(nests, leaves, choice, context), 0

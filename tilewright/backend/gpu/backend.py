@@ -47,6 +47,7 @@ class GpuBackend(Backend):
     fills_by_sample = False
     # more blocks run at a time where each holds less, which the model does not see
     streams_in_registers = True
+    ends_loops = False
     compares_places = True
     least_rows = LEAST_ROWS
     stream_worth = 1.1

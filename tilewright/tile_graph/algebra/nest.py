@@ -19,6 +19,7 @@ from tilewright.ir.forms.expr import (
     Op,
     Var,
     axes_of,
+    flattened,
     is_op,
     load,
     loads,
@@ -111,7 +112,9 @@ class Nest:
 
     @cached_property
     def is_contraction(self) -> bool:
-        return self.monoid is not None and self.monoid.operator == "add" and len(loads(self.elements[0])) >= 2
+        if self.monoid is None or self.monoid.operator != "add" or len(loads(self.elements[0])) < 2:
+            return False
+        return len(loads(without_ends(self.elements[0], self.reduce_axes))) >= 2
 
     @cached_property
     def element_loads(self) -> list[Load]:
@@ -234,6 +237,42 @@ def period(nest: Nest, axis: Axis) -> int | None:
         return None
     (size,) = found
     return size if 1 < size < axis.extent and axis.extent % size == 0 else None
+
+
+def without_ends(element: Expr, axes: Sequence[Axis]) -> Expr:
+    """An element of a reduction without the conditions that it is not behind a place which the run tells, along an axis
+    that is reduced: loops that end there fulfil them."""
+
+    def is_end(part: Expr) -> bool:
+        if not is_op(part, "lt") or not isinstance(part.args[0], Var):
+            return False
+        return part.args[0].axis in axes and bool(part.args[1].reads) and not part.args[1].axes
+
+    def rule(node: Expr) -> Expr | None:
+        chosen = is_op(node, "select") and isinstance(node.args[2], Const)
+        return node.args[1] if chosen and all(map(is_end, flattened(node.args[0], "and"))) else None
+
+    return rewrite(element, rule)
+
+
+def reduced_below(nest: Nest, axis: Axis) -> Expr | None:
+    """The place along a reduction axis from which on nothing is added, where that is one for all that a nest reduces:
+    elements behind it are the neutral one."""
+    if nest.monoid is None:
+        return None
+    found = {_neutral_behind(e, axis, n) for e, n in zip(nest.elements, nest.monoid.identity, strict=True)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _neutral_behind(element: Expr, axis: Axis, neutral: Expr) -> Expr | None:
+    """The place along an axis from which on an element is the neutral one."""
+    if is_op(element, "mul") and isinstance(neutral, Const) and neutral.value == 0:
+        found = {_neutral_behind(factor, axis, neutral) for factor in element.args}
+        return found.pop() if len(found) == 1 else None
+    if not is_op(element, "select") or element.args[2] is not neutral:
+        return None
+    limits = [p.args[1] for p in flattened(element.args[0], "and") if is_op(p, "lt") and p.args[0] is var(axis)]
+    return next((limit for limit in limits if not limit.axes), None)
 
 
 def moves(node: Load, axis: Axis) -> bool:
