@@ -11,7 +11,7 @@ import pytest
 
 from tests.cpu_stages import model_of
 from tilewright import Options
-from tilewright.backend.cpu.leaf.leaf_seconds import reduction_seconds
+from tilewright.backend.cpu.leaf.leaf_seconds import arithmetic_seconds
 from tilewright.backend.cpu.leaf.strides import lines_of, squares_along
 from tilewright.backend.traffic import runs_of
 from tilewright.compiler.pipeline import build
@@ -41,6 +41,10 @@ CASES: dict[str, tuple[Step, tuple[int, ...], tuple[int, ...]]] = {
         ("MaxPool", ["x"], "y", {"kernel_shape": [1, 3], "strides": [1, 2]}), (1, 8, 32, 65), (1, 8, 32, 32)
     ),
     "largest of columns": (("ReduceMax", ["x"], "y", {"axes": [0], "keepdims": 0}), (50, 96), (96,)),
+    "a function of rows that fill no vector": (("Sigmoid", ["x"], "y", {}), (37, 21), (37, 21)),
+    "a transpose": (("Transpose", ["x"], "y", {"perm": [1, 0]}), (64, 200), (200, 64)),
+    "a transpose whose squares lack some": (("Transpose", ["x"], "y", {"perm": [0, 2, 1]}), (3, 37, 90), (3, 90, 37)),
+    "rows with gaps": (("SpaceToDepth", ["x"], "y", {"blocksize": 2}), (1, 8, 24, 40), (1, 32, 12, 20)),
 }  # fmt: skip
 
 
@@ -75,7 +79,7 @@ def test_the_search_and_the_fold_say_the_same_of_a_whole_tile(name: str, target:
     program, plan, nest, leaf = only_leaf(name, target)
     (run,) = runs_of(program, plan, machine(target), timed=True)
     box = tuple(whole(extent_of(a.extent)) for a in nest.axes)
-    found = reduction_seconds(nest, leaf, box, plan_context(program, plan, machine(target)))
+    found = arithmetic_seconds(nest, leaf, box, plan_context(program, plan, machine(target)))
     assert float(found) == pytest.approx(float(leaf_of(run.tree).busy), rel=0.02)
 
 
@@ -87,10 +91,10 @@ def test_a_batch_of_tiles_takes_what_each_of_them_does(name: str) -> None:
     extents = [extent_of(a.extent) for a in nest.axes]
     parts = [np.array([n, max(1, n // 2), max(1, n // 3), 1]) for n in extents]
     box = tuple(Range(whole(e).low, n, e) for n, e in zip(parts, extents, strict=True))
-    together = np.broadcast_to(reduction_seconds(nest, leaf, box, context), (4,))
+    together = np.broadcast_to(arithmetic_seconds(nest, leaf, box, context), (4,))
     for number in range(4):
         one = tuple(Range(r.low, int(n[number]), r.extent) for r, n in zip(box, parts, strict=True))
-        assert float(together[number]) == pytest.approx(float(reduction_seconds(nest, leaf, one, context)), rel=1e-9)
+        assert float(together[number]) == pytest.approx(float(arithmetic_seconds(nest, leaf, one, context)), rel=1e-9)
     assert not parts or together[0] >= together[-1]
 
 

@@ -5,7 +5,7 @@ Counts, never seconds: a machine may be busy.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ class Work:
         self.tiles = 0
         self.priced = 0
         self.blocks = 0
-        plan_nest, choose_tile, block_counts = CpuBackend.plan_leaf, CpuBackend.choose_tile, Nest.block_counts
+        plan_nest, choose_tile, counts = CpuBackend.plan_leaf, CpuBackend.choose_tile, nest._counts
 
         def planning(backend: CpuBackend, own: Nest, context: NestContext) -> Leaf:
             def about(tensor: Tensor) -> Hashable:
@@ -62,13 +62,13 @@ class Work:
             self.priced += 1
             return nest_seconds(*arguments)  # type: ignore[arg-type]
 
-        def counting(own: Nest) -> tuple[int, int, int]:
+        def counting(values: Sequence[Expr]) -> tuple[int, int, int]:
             self.blocks += 1
-            return block_counts(own)
+            return counts(values)
 
         patch.setattr(CpuBackend, "plan_leaf", planning)
         patch.setattr(CpuBackend, "choose_tile", choosing)
-        patch.setattr(nest.Nest, "block_counts", counting)
+        patch.setattr(nest, "_counts", counting)
         patch.setattr(tile, "_nest_seconds", pricing)
 
 

@@ -33,7 +33,6 @@ class Tiles:
     read: dict[Hashable, Any] = field(default_factory=dict)  # seconds that those take
     stored: dict[Hashable, Any] = field(default_factory=dict)  # bytes it writes of one, and what it loses by that
     grids: dict[Hashable, Any] = field(default_factory=dict)  # how many tiles there are of a size, and for whom
-    slots: dict[Hashable, float] = field(default_factory=dict)  # of all that a nest does with a result
     _origins: dict[tuple[int, int], Axis] = field(default_factory=dict)
 
     def origins(self, root: Nest) -> tuple[Axis, ...]:
@@ -58,7 +57,6 @@ class Memo:
     tensors: dict[Hashable, int] = field(default_factory=dict)  # numbers that stand for facts of tensors in keys
     alone: dict[Hashable, Any] = field(default_factory=dict)  # the same of nests by themselves, by plan
     ahead: dict[Hashable, Any] = field(default_factory=dict)  # what the nests of a kernel ask for early and keep near
-    blocks: dict[Hashable, tuple[int, int, int]] = field(default_factory=dict)  # counts of what is written out
     free: dict[Hashable, dict[Axis, list[Axis]]] = field(default_factory=dict)  # axes that may be walked as one
     runs: dict[Hashable, dict[Axis, tuple[Axis, ...]]] = field(default_factory=dict)  # axes that are
     facts: dict[Hashable, Any] = field(default_factory=dict)

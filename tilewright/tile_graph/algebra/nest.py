@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 
 from tilewright.ir.analysis.simplify import join_divisions, linear, simplify
 from tilewright.ir.forms import dtypes
@@ -68,6 +67,7 @@ class Nest:
         expressions = (self.elements, self.values, self.initial)
         return outline(self.axes, self.reduce_axes, self.monoid, expressions, (self.accumulated, self.stores))
 
+    @cached_property
     def block_counts(self) -> tuple[int, int, int]:
         """Operations, reads and checks of one block of the axes written out, what is common counted once. Where an
         axis is cut between two formulas, every block has one of them."""
@@ -446,15 +446,6 @@ def _is_free_cast(node: Op) -> bool:
     own, given = node.dtype, node.args[0].dtype
     rounds = (own.bits < given.bits and given.is_float) or dtypes.widens(own, given)
     return node.op.name == "cast" and not rounds
-
-
-def block_cost(nest: Nest, counts: tuple[int, int, int], registers: int) -> float:
-    """Multiply-add slots of an element when a block of the axes written out, of these counts, is computed at once."""
-    operations, reads, checks = counts
-    # what waits for the second half of a transform and finds no register is written and read again
-    spilled = max(0, reads - registers // 2)
-    slots = operations + 0.5 * reads + 0.5 * checks + 2.0 * spilled
-    return slots / prod(nest.unswitched.values()) + 1.0 * len(nest.stores)
 
 
 def data_ops(*roots: Expr) -> list[Op]:

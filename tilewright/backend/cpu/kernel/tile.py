@@ -18,11 +18,10 @@ from tilewright.backend.cpu.kernel.parts import Parts
 from tilewright.backend.cpu.kernel.tile_traffic import Numbers, outer_scratch_seconds, scratch_seconds, traffic_seconds
 from tilewright.backend.cpu.leaf.instructions import crowding
 from tilewright.backend.cpu.leaf.leaf_seconds import (
+    arithmetic_seconds,
     epilogue_cost,
     known_seconds,
-    reduction_seconds,
     register_fill,
-    row_starts,
 )
 from tilewright.backend.cpu.leaf.vectorise import layouts_around, scatter_cycles
 from tilewright.backend.cpu.prefetch.ahead import asked_ahead, panel_read, prefetched_seconds, rows_ahead, walks_rows
@@ -60,7 +59,6 @@ _CARRIED = 2.0  # the same where it follows none: a load and a store
 _SHARED_COST = 3.0  # times the cost of a kernel of one tile: workers must meet before and after
 _SHARED_STEP, _STEP = 1.0, 0.0  # the same for the steps of a Scan: workers know their tiles, and are there already
 _FOREIGN = 5.0  # times what a line of the outer cache takes: one that another unit has just written
-_ROW_SLOTS = 10.0  # of starting the innermost loop of a map
 _ENOUGH_TILES = 8  # along other axes
 _FEW_TILES = 4  # along an axis: with so few the even cut counts for more than the last register tile
 _OFTEN = 4  # that tiles which are less than whole come to a unit, for units to have the same number of them
@@ -533,15 +531,12 @@ def _nest_seconds(
     rate, wide = context.target.fma_rate, context.target.lanes(4)
     points = context.memo.tiles.boxes.elements(box) * times
     vectors = wide / max(plan.lanes, 1) if plan.vector else wide
-    if nest.monoid is not None and not is_contraction(nest):
-        return reduction_seconds(nest, plan, box, context) * times + points * carrying * carried * vectors / rate
-    per_point = epilogue_cost(nest, plan, context) + carrying * carried
-    if nest.monoid is None:
-        total = row_starts(nest, plan, box) * times * _ROW_SLOTS * wide / rate
-    else:
-        total = known_seconds(nest, plan, box, context) * times
-    if nest.monoid is not None and plan.instruction is None:
+    if not is_contraction(nest):
+        return arithmetic_seconds(nest, plan, box, context) * times + points * carrying * carried * vectors / rate
+    total = known_seconds(nest, plan, box, context) * times
+    if plan.instruction is None:
         vector = nest.named(plan.vector) if plan.vector else None
         register = {nest.named(a): n for a, n in plan.register}
         total = total + scatter_cycles(nest, vector, register, context, points) * 2 * wide / rate
+    per_point = epilogue_cost(nest) + carrying * carried
     return total + points * per_point * vectors / register_fill(nest, plan, box, context) / rate

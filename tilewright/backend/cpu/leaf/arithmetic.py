@@ -6,7 +6,7 @@ Blocks are those that the lowering cuts a whole tile into; what tiles at the end
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from math import gcd
 
@@ -186,7 +186,7 @@ def _places(steps: Sequence[tuple[int, Size]]) -> Size:
 def arithmetic_of(
     nest: Nest, vector: Axis | None, lanes: int, blocked: Sequence[Axis], reduction: Sequence[Axis],
     unrolled: Sequence[Axis], row_lanes: int, around: Mapping[Axis, Sequence[Axis]],
-    context: NestContext,
+    context: NestContext, transposed: Axis | None = None,
 ) -> Arithmetic:  # fmt: skip
     """What a leaf takes that is not chosen yet; its constants are packed to be read along the vector."""
     run = next(((*reversed(tuple(axes)), axis) for axis, axes in around.items() if axes and axis in blocked), ())
@@ -208,16 +208,21 @@ def arithmetic_of(
     places = [context.offset(t, nest.place) for t in nest.stores]
     stored = [1 if vector is None else p.terms.get(var(vector), 0) for p in places]
     squares = squares_along(nest, vector, blocked, places)
-    form = Form(nest, vector, lanes, run, tuple(blocked), frozenset(unrolled), 1, row_lanes, None, along, lines, stored,
-                squares, lambda reads: crowded_seconds(nest, reads, context.target, context.offset))  # fmt: skip
+    form = Form(nest, vector, lanes, run, tuple(blocked), frozenset(unrolled), 1, row_lanes, transposed, along, lines,
+                stored, squares,
+                lambda reads: crowded_seconds(nest, reads, context.target, context.offset))  # fmt: skip
     return Arithmetic(form, context.target, around, tuple(reduction))
 
 
-def reduction_arithmetic(nest: Nest, plan: Leaf, context: NestContext) -> Arithmetic:
-    """What a reduction takes that is no contraction."""
+def leaf_arithmetic(nest: Nest, plan: Leaf, context: NestContext) -> Arithmetic:
+    """What a map takes, or a reduction that is no contraction."""
     vector = nest.named(plan.vector) if plan.vector else None
     order = [nest.named(a) for a in plan.order]
     blocked = [a for a in (nest.named(name) for name, _ in plan.register) if a in nest.axes]
-    around = dict(walked_on(nest, vector, None, context)) if vector is not None and vector in nest.axes else {}
+    context = replace(context, constants=frozenset(), staged=frozenset())  # nothing is packed for it
+    is_plain = nest.monoid is None and not nest.unswitched
+    transposed = next((a for a in blocked if a is not vector), None) if is_plain else None
+    walks_on = vector is not None and vector in nest.axes and not nest.unswitched and transposed is None
+    around = dict(walked_on(nest, vector, None, context)) if walks_on else {}
     return arithmetic_of(nest, vector, plan.lanes, blocked, [a for a in order if a in nest.reduce_axes],
-                         [nest.named(a) for a in plan.unroll], plan.row_lanes, around, context)  # fmt: skip
+                         [nest.named(a) for a in plan.unroll], plan.row_lanes, around, context, transposed)  # fmt: skip

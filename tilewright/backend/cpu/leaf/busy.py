@@ -217,7 +217,7 @@ class Busy:
                 read[key] = read.get(key, 0.0) + 1.0
         whole, places = frozenset(form.blocked), 1
         if nest.unswitched:
-            operations, reads, checks = nest.block_counts()
+            operations, reads, checks = nest.block_counts
             whole, places = self.vectors, prod(nest.unswitched.values())
             light = {whole: operations + 0.5 * checks}
             read = {(whole, next((step for _, step, _ in read if step not in (0, 1)), 1), 1.0): float(reads)}

@@ -130,9 +130,9 @@ def _vector_penalty(nest: Nest, plan: Leaf, context: NestContext) -> float:
     """Instructions for a vector's worth of elements along the plan's vector axis, over those along the best one.
 
     One for what the construction builds; elements that are not neighbours in memory are gathered one by one, which the
-    price of reductions knows.
+    price of maps and reductions knows.
     """
-    if nest.monoid is not None and not is_contraction(nest):
+    if not is_contraction(nest):
         return 1.0
     priced = _vector_costs(nest, context)
     own = priced.get(nest.named(plan.vector)) if plan.vector is not None else None

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-from math import log2, prod
+from math import prod
 
 import numpy as np
 
-from tilewright.backend.cpu.leaf.arithmetic import Arithmetic, reduction_arithmetic
+from tilewright.backend.cpu.leaf.arithmetic import Arithmetic, leaf_arithmetic
 from tilewright.backend.cpu.leaf.instructions import instruction_seconds
 from tilewright.backend.cpu.leaf.vectorise import facts_of, runs_of
 from tilewright.backend.cpu.vector.contraction_facts import form_of
-from tilewright.backend.cpu.vector.crowding import crowded_seconds
 from tilewright.backend.cpu.vector.micro import core_seconds, dot_seconds, moving_seconds
 from tilewright.ir.analysis.simplify import simplify
-from tilewright.ir.forms.expr import Axis, Const, Expr, Load, is_op, var
-from tilewright.tile_graph.algebra.context import NestContext, is_contraction, kind_of, stride
-from tilewright.tile_graph.algebra.nest import Nest, block_cost
+from tilewright.ir.forms.expr import Axis
+from tilewright.tile_graph.algebra.context import NestContext, kind_of
+from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import Box, Range, Size, extent_of, index_size
 from tilewright.tile_graph.algebra.rows import Rows
 from tilewright.tile_graph.algebra.runs import stretch
 from tilewright.tile_graph.plan.form import Leaf
 
-_WIDE = 8  # lanes of a vector that is put together through one port of the processor
 _STEP_STALL = 0.55  # of what bringing weights from the tile level delays a contraction, in a step
-
-
-def row_starts(nest: Nest, plan: Leaf, box: Box) -> Size:
-    """How often the loop along the vector begins anew on a tile."""
-    starts: Size = 1
-    for axis, part in zip(nest.axes, box, strict=True):
-        if plan.vector is None or axis is not nest.named(plan.vector):
-            starts = starts * part.size
-    return starts
 
 
 def known_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext) -> Size:
@@ -69,12 +58,12 @@ def _contraction_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext)
     return core + (1 - _found_near(nest, context)) * _STEP_STALL * (moving - core)
 
 
-def reduction_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext) -> Size:
-    """A reduction that is no contraction, on its box."""
-    known, key = context.memo.facts, ("reduction", kind_of(nest, context), plan.unnamed)
+def arithmetic_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext) -> Size:
+    """A map, or a reduction that is no contraction, on its box."""
+    known, key = context.memo.facts, ("arithmetic", kind_of(nest, context), plan.unnamed)
     found: Arithmetic | None = known.get(key)
     if found is None:
-        found = known[key] = reduction_arithmetic(nest, plan, context)
+        found = known[key] = leaf_arithmetic(nest, plan, context)
     own = found.form.nest  # this one, or one that is alike
     register = {own.named(a): n for a, n in plan.register}
     tile = {a: r.size for a, r in zip(own.axes, box, strict=True)}
@@ -109,64 +98,21 @@ def _found_near(nest: Nest, context: NestContext) -> float:
     return sum(cached[t].near * size for t, size in sizes.items()) / max(1, sum(sizes.values()))
 
 
-def epilogue_cost(nest: Nest, plan: Leaf, context: NestContext) -> float:
-    """Multiply-add slots of what is done with each result of a map or a contraction."""
-    slots, key = context.memo.tiles.slots, (kind_of(nest, context), plan.unnamed)
-    found = slots.get(key)
-    if found is None:
-        found = slots[key] = _epilogue_cost(nest, plan, context)
-    return found
-
-
-def _epilogue_cost(nest: Nest, plan: Leaf, context: NestContext) -> float:
-    if nest.unswitched:
-        known = context.memo.blocks
-        if nest.outline.key not in known:
-            known[nest.outline.key] = nest.block_counts()
-        counts = known[nest.outline.key]
-        target = context.target
-        lost = crowded_seconds(nest, counts[1], target, context.offset) * target.fma_rate / plan.lanes
-        return block_cost(nest, counts, target.vector_registers) + lost / prod(nest.unswitched.values())
-    moving = 1.0 * len(nest.stores) + 0.5 * len(nest.value_loads)
-    return nest.value_cost + moving + _lane_slots(nest, plan, context)
-
-
-def _lane_slots(nest: Nest, plan: Leaf, context: NestContext) -> float:
-    """What a transpose costs: vectors of a map that only moves elements are read or stored lane by lane, or transposed
-    in registers. Of other maps, what they store."""
-    if plan.vector is None or nest.monoid is not None:
-        return 0.0
-    # lanes of wide vectors, put together one by one, cost more than all else that a copy does, padding included
-    moved = [_unpadded(v) if plan.lanes >= _WIDE else v for v in nest.values]
-    only_moves = all(isinstance(v, Load) for v in moved)
-    if len(plan.register) > 1:
-        return log2(plan.lanes) if only_moves else 0.0
-    vector = nest.named(plan.vector)
-    strides = [stride(node, vector, context) for node in nest.value_loads] if only_moves else []
-    place = context.offset(nest.tensor, nest.place)
-    strides.append(place.terms.get(var(vector), 0))
-    apart = sum(step not in (0, 1) for step in strides)
-    return apart * plan.lanes * context.target.gathered_reads
-
-
-def _unpadded(value: Expr) -> Expr:
-    """What a copy reads where it does not pad."""
-    return value.args[1] if is_op(value, "select") and isinstance(value.args[2], Const) else value
+def epilogue_cost(nest: Nest) -> float:
+    """Multiply-add slots of what is done with each result of a contraction."""
+    return nest.value_cost + 1.0 * len(nest.stores) + 0.5 * len(nest.value_loads)
 
 
 def register_fill(nest: Nest, plan: Leaf, box: Box, context: NestContext) -> Size:
-    """How full register tiles are on a tile of this size."""
+    """How full the register tiles of a contraction are on a tile of this size."""
     full: Size = 1.0
     names = nest.axis_names()
     register = dict(plan.register)
-    by_tiles = is_contraction(nest) and plan.instruction is None
-    runs = runs_of(nest, plan, context) if by_tiles else {}
+    runs = runs_of(nest, plan, context) if plan.instruction is None else {}
     tile = {a: part.size for a, part in zip(nest.axes, box, strict=True)}
     for axis in nest.axes:
         size, _ = stretch(axis, runs.get(axis, ()), tile)
         block = register.get(names[axis], 1)
-        if block > 1 and names[axis] == plan.vector and not is_contraction(nest):
-            block = plan.lanes  # what is left over runs as whole vectors, then as one that is not full
         if block > 1:
             full = full * (size / (-(-size // block) * block))
     return full

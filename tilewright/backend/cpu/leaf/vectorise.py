@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from tilewright.backend.cpu.leaf.arithmetic import reduction_arithmetic
+from tilewright.backend.cpu.leaf.arithmetic import leaf_arithmetic
 from tilewright.backend.cpu.leaf.busy import EVERY_OTHER
 from tilewright.backend.cpu.maps.transposes import transposed_block
 from tilewright.backend.cpu.vector.construct import Built, build_tiles, dot_tiles
@@ -388,7 +388,7 @@ def _side_by_side(nest: Nest, vector: Axis, plan: Leaf, context: NestContext) ->
     a sum is added element by element, and at the end of a row fills fewer registers."""
     most = dict(plan.register)[nest.axis_names()[vector]] // plan.lanes
     counts = np.array(sorted({n for n in (*_COUNTS, most) if n <= most}))
-    arithmetic = reduction_arithmetic(nest, plan, context)
+    arithmetic = leaf_arithmetic(nest, plan, context)
     whole_tile = {a: max(1, extent_of(a.extent)) for a in nest.axes}
     chains = counts if vector in nest.reduce_axes else 1
     seconds = np.broadcast_to(arithmetic.seconds({vector: counts * plan.lanes}, whole_tile, chains), counts.shape)
