@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from tests.cpu_stages import lowered, random_inputs
-from tilewright.backend.predict import Prediction, predict
+from tilewright.backend.seconds import Priced, price
 from tilewright.intrinsics.cpu import MEANINGS as CPU_MEANINGS
 from tilewright.intrinsics.gpu import MEANINGS as GPU_MEANINGS
-from tilewright.ir.forms.compute import Program
+from tilewright.ir.forms.compute import Program, all_computes, all_tensors
 from tilewright.ir.forms.loops import LoopProgram
 from tilewright.ir.forms.tensor import Layout
 from tilewright.ir.meaning.interpret import evaluate
@@ -20,6 +20,7 @@ from tilewright.schedule.planner import make_plan
 from tilewright.target import Cluster, Target
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.meaning.interpret_tree import Counted, interpret_tree
+from tilewright.tile_graph.meaning.outside import Held, Outside
 from tilewright.tile_graph.plan.form import Leaf, Plan, Tile
 from tilewright.tile_graph.plan.text import plan_text
 
@@ -67,16 +68,19 @@ def close(found: Arrays, wanted: Arrays) -> None:
         np.testing.assert_allclose(found[name].reshape(value.shape), value, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-def tree_agrees(program: Program, plan: Plan, system: Target | Cluster, seed: int = 0) -> tuple[Counted, Prediction]:
+def tree_agrees(program: Program, plan: Plan, system: Target | Cluster, seed: int = 0) -> tuple[Counted, Priced]:
     """The tree is checked, and interpreted it gives the Program's answer; what copies moved is what was predicted."""
     check_plan(plan, program, system)
     inputs = random_inputs(program, seed)
     found, counted = interpret_tree(program, plan, inputs)
     close(found, evaluate(program, inputs))
-    predicted = predict(program, plan, system)
-    assert predicted.moved == counted.moved
-    assert predicted.seconds > 0
-    return counted, predicted
+    priced = price(program, plan, system)
+    assert priced.copied == counted.moved
+    if isinstance(system, Cluster):
+        tensors = {t.name: t for t in all_tensors(program)}
+        assert Held(Outside(all_computes(program)), tensors).of(plan.body) == counted.most
+    assert priced.seconds > 0
+    return counted, priced
 
 
 def loops_agree(program: Program, plan: Plan, target: Target, seed: int = 0) -> LoopProgram:

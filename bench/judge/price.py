@@ -2,9 +2,8 @@
 
     python -m bench.judge.price FILES...     a line a measurement: JSON of its prices in microseconds by predictor
 
-`search` is the price that the search compares, `traffic` what the reports make of traffic and arithmetic, `fold` the
-fold over the Plan's tree (tilewright/backend/seconds.py). A plan with a kernel that a predictor does not know has no
-price.
+`search` is the price that the search compares, `fold` the fold over the Plan's tree (tilewright/backend/seconds.py). A
+plan with a kernel that a predictor does not know has no price.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tilewright.backend.predict import predict
 from tilewright.backend.seconds import price
 from tilewright.errors import TilewrightError
 from tilewright.ir.forms.compute import Program
@@ -36,15 +34,11 @@ def by_search(program: Program, plan: Plan, target: Target) -> float | None:
     return plan_seconds(made, program)
 
 
-def by_traffic(program: Program, plan: Plan, target: Target) -> float | None:
-    return predict(program, plan, target).seconds
-
-
 def by_fold(program: Program, plan: Plan, target: Target) -> float | None:
     return float(price(program, plan, target).seconds)
 
 
-PREDICTORS: Mapping[str, Predictor] = {"search": by_search, "traffic": by_traffic, "fold": by_fold}
+PREDICTORS: Mapping[str, Predictor] = {"search": by_search, "fold": by_fold}
 
 
 @dataclass

@@ -37,7 +37,7 @@ from tests.unit.tile_graph.test_rolling import chain, rolled
 from tests.unit.transform.test_wavefront import folded, rewritten, stacked
 from tilewright import Options
 from tilewright.backend.gpu.kernel.shared_arena import place_shared
-from tilewright.backend.predict import predict
+from tilewright.backend.seconds import price
 from tilewright.backend.traffic import traffic_of
 from tilewright.compiler.pipeline import Artifact, build
 from tilewright.frontend.onnx.model import load
@@ -121,7 +121,7 @@ def test_1_copies_double_buffered_at_two_levels_of_a_device_and_its_host() -> No
         cluster = Cluster(H200, HOST)
         plan = by_hand(Tile("host", body=(around,)), cluster)
         counted, predicted = tree_agrees(program, plan, cluster)
-        assert predicted.most == counted.most == {main: 4 * (20 * 40 + 20 * 8 + stages * 40 * 2)}
+        assert counted.most == {main: 4 * (20 * 40 + 20 * 8 + stages * 40 * 2)}
         assert counted.moved == {("host", main): 4 * (20 * 40 + 40 * 8), (main, "host"): 4 * 20 * 8}
         found[stages] = predicted.seconds
     assert found[2] < found[1]  # a copy while the part before is used
@@ -233,7 +233,10 @@ def test_5_a_persistent_lstm_along_the_wavefront_of_its_layers(target: Target) -
     assert f"barrier of all {'blocks' if target is H200 else 'cores'}" in plan_text(plan)
     counted, predicted = tree_agrees(program, plan, target)
     assert counted.barriers == 4  # steps along the diagonals
-    assert predicted.barriers == pytest.approx(4 * dict(target.barriers).get("grid", target.kernel_cost))
+    if target is H200:
+        later = replace(target, barriers=tuple({**dict(target.barriers), "grid": 1.0}.items()))
+        more = float(price(program, plan, later).seconds - predicted.seconds)
+        assert more == pytest.approx(4 * (1.0 - dict(target.barriers)["grid"]))
     loops = loops_agree(program, plan, target)
     stepped = loops_agree(program, before, target)
     if target is N1:  # each barrier ends a stage of the team
@@ -371,7 +374,7 @@ def test_8_one_producer_recomputed_at_two_levels_for_two_readers(target: Target)
     assert {(16, 24), (4, 24)} <= set(allocated(kernel))
     assert bytes_held(plan, program) == 4 * 16 * 24  # the first is not needed any more when the second comes
     # x is read for each of them
-    moved = predict(program, plan, target).kernels["k0"].memories[Memory.GLOBAL]
+    moved = traffic_of(program, plan, target)["k0"].memories[Memory.GLOBAL]
     assert moved == (2 * 4 * 40 * 24, 4 * (40 + 40 * 24))
 
 
@@ -385,7 +388,7 @@ def test_9_a_model_streamed_through_a_device_from_host_memory() -> None:
         counted, predicted = tree_agrees(program, plan, cluster)
         assert counted.moved == {("host", main): 4 * (10 * 16 + 4 * 16 * 16), (main, "host"): 4 * 10 * 16}
         # all activations, and the weights of one layer or of two: not of all four
-        assert counted.most == predicted.most == {main: 4 * (10 * 16 * 5 + (1 + early) * 16 * 16)}
+        assert counted.most == {main: 4 * (10 * 16 * 5 + (1 + early) * 16 * 16)}
         seconds[early] = predicted.seconds
     assert seconds[True] < seconds[False]
     assert "holds w1 by copy in k_x1" in plan_text(plan)

@@ -13,10 +13,11 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilewright.backend import backend_for
+from tilewright.backend.around import Around, on_device
 from tilewright.backend.terms import Found, Terms, Work
 from tilewright.backend.traffic import Known, Run, moved_alone, runs_of
 from tilewright.ir.forms.compute import Program, Scan, all_computes
-from tilewright.target import MemoryLevel, Target
+from tilewright.target import Cluster, MemoryLevel, Target
 from tilewright.tile_graph.algebra.propagate import Size, extent_of
 from tilewright.tile_graph.plan.form import Barrier, Plan, Tile
 from tilewright.tile_graph.traffic.touch import least, most
@@ -33,11 +34,22 @@ class Priced:
 
     seconds: Size
     kernels: Mapping[str, Terms] = field(default_factory=dict)
+    copied: Mapping[tuple[str, str], int] = field(default_factory=dict)  # bytes around kernels, by the levels
 
 
-def price(program: Program, plan: Plan, target: Target) -> Priced:
-    """What one run of a Plan takes that has no cases; `Plan.at` gives that of an extent."""
-    return price_of_runs(runs_of(program, plan, target, timed=True), program, plan, target)
+def price(program: Program, plan: Plan, system: Target | Cluster) -> Priced:
+    """What one run of a Plan takes that has no cases; `Plan.at` gives that of an extent. Of a device with a host what
+    is around kernels counts, too."""
+    if isinstance(system, Target):
+        return price_of_runs(runs_of(program, plan, system, timed=True), program, plan, system)
+    alone, starts = on_device(plan, system)
+    kernels = price(program, alone, system.device).kernels
+    each: dict[str, float] = {}
+    for name, terms in kernels.items():
+        own, times = whole_name(name), starts[whole_name(name)]
+        each[own] = each.get(own, 0.0) + float(terms.seconds - terms.waits) / times + float(terms.waits)
+    around = Around(program, plan, system, each)
+    return Priced(around.seconds, kernels, around.moved)
 
 
 def price_of_runs(

@@ -12,7 +12,7 @@ from onnx import ModelProto
 from tests.cpu_stages import error, evaluated, lowered, model_of, random_inputs
 from tests.unit.schedule.test_inner_tiles import inner, outwards, parts_of, with_near
 from tests.unit.schedule.test_outer_tiles import program_of, with_caches
-from tilewright.backend.predict import predict
+from tilewright.backend.traffic import traffic_of
 from tilewright.compiler.pipeline import build
 from tilewright.errors import InternalError
 from tilewright.frontend.onnx.model import load
@@ -122,7 +122,7 @@ def test_answers_stay(tmp_path: Path) -> None:
 def test_traffic_is_what_the_loops_move() -> None:
     program, plan = planned()
     counted = count_traffic(lowered(program, plan=plan, target=SMALL).loops)
-    (traffic,) = predict(program, plan, SMALL).kernels.values()
+    (traffic,) = traffic_of(program, plan, SMALL).values()
     for memory, (loaded, stored) in traffic.memories.items():
         assert loaded == pytest.approx(counted.loaded_by[memory], rel=0.02)
         assert stored == pytest.approx(counted.stored_by[memory], rel=0.02)

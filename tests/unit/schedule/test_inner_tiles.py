@@ -16,7 +16,7 @@ from tests.stages.test_search_oracle import graph
 from tilewright import ops
 from tilewright.backend.cpu.kernel import inner as cpu_inner
 from tilewright.backend.cpu.kernel.variants import variants_of
-from tilewright.backend.predict import predict
+from tilewright.backend.traffic import traffic_of
 from tilewright.compiler.pipeline import build
 from tilewright.errors import InternalError
 from tilewright.frontend.onnx.model import load
@@ -173,7 +173,7 @@ def test_tree_and_traffic_agree() -> None:
     found, _ = interpret_tree(program, plan, inputs)
     assert error(found["y"], evaluated(program, inputs)["y"]) < 1e-5
     counted = count_traffic(lowered(program, plan=plan, target=DESKTOP).loops)
-    (traffic,) = predict(program, plan, DESKTOP).kernels.values()
+    (traffic,) = traffic_of(program, plan, DESKTOP).values()
     for memory, (loaded, stored) in traffic.memories.items():
         assert loaded == pytest.approx(counted.loaded_by[memory], rel=0.02)
         assert stored == pytest.approx(counted.stored_by[memory], rel=0.02)
