@@ -209,7 +209,7 @@ def test_the_report_names_machines_classes_and_figures(tmp_path: Path, capsys: p
     assert main([str(path)]) == 0
     told = capsys.readouterr().out
     assert "neoverse_n1, 4 cores" in told.replace(str(here.description["units"]), "4")
-    assert "| product | 1 | 3 | 0 |" in told and "| traffic |" in told
+    assert "| product | 1 | 3 | 0 |" in told and "| fold |" in told
     prices = all_prices(records)
     same = side(records, prices)
     assert compare("HEAD", same, same) == 0 and report(records, same)
@@ -220,7 +220,7 @@ def test_a_fall_is_told_and_ends_with_1(capsys: pytest.CaptureFixture[str]) -> N
     (target,) = records.targets
     prices = [1.0, 2.0, 3.0, 4.0]
     records.measurements = [replace(measured(f"t{n}", us), target=target) for n in range(8) for us in (10, 12, 20, 40)]
-    good, bad = (side(records, [{"search": p, "traffic": p} for p in some] * 8) for some in (prices, prices[::-1]))
+    good, bad = (side(records, [{"search": p, "fold": p} for p in some] * 8) for some in (prices, prices[::-1]))
     assert compare("main", good, bad) == 1 and "fell: neoverse_n1" in capsys.readouterr().out
     assert compare("main", bad, good) == 0 and "rose: neoverse_n1" in capsys.readouterr().out
 
