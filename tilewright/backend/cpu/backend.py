@@ -20,6 +20,7 @@ from tilewright.backend.cpu.kernel.variants import Variants, variants_of
 from tilewright.backend.cpu.kernel.walked import walk_steps
 from tilewright.backend.cpu.leaf.replan import other_leaves
 from tilewright.backend.cpu.leaf.select import select_plan
+from tilewright.backend.cpu.leaf.vectorise import streamed_leaves
 from tilewright.backend.cpu.leaf.walk import cpu_walk
 from tilewright.backend.cpu.maps.separate_views import separate_views
 from tilewright.backend.cpu.vector.in_turn import in_blocks, in_turn
@@ -84,6 +85,7 @@ class CpuBackend(Backend):
         self, nests: Sequence[Nest], leaves: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
         fixed: Mapping[str, int], stream: Stream | None = None, blocks: Sequence[int] = (),
     ) -> Choice | None:  # fmt: skip
+        leaves = streamed_leaves(nests, leaves, stream, context)
         return choose_tile(nests, leaves, context, stored, fixed, stream, blocks)
 
     def farthest_hold(self, nests: Sequence[Nest], context: NestContext, stored: frozenset[Tensor]) -> MemoryLevel:
@@ -106,6 +108,7 @@ class CpuBackend(Backend):
         context: NestContext, is_step: bool,
     ) -> tuple[tuple[Leaf, ...], int]:  # fmt: skip
         if stream is not None:
+            leaves = streamed_leaves(nests, leaves, stream, context)
             return tuple(in_blocks(n, leaf, choice.block, stream) for n, leaf in zip(nests, leaves, strict=True)), 0
         if is_step:
             return leaves, 0

@@ -492,6 +492,8 @@ def _check_instruction(leaf: Leaf, core: Map | Reduce) -> None:
         raise ValueError(f"leaf '{leaf.tensor}': no instruction '{leaf.instruction}'; there are {', '.join(known)}")
     if not isinstance(core, Reduce) or leaf.vector is None or leaf.vector[0] != "o" or leaf.order[-1][0] != "r":
         raise ValueError(f"leaf '{leaf.tensor}': {dot.name} runs a sum of products with its vector along an output")
+    if leaf.part in ("start", "step", "finish"):
+        raise ValueError(f"leaf '{leaf.tensor}': {dot.name} takes whole sums, and those of a stream come in blocks")
     if leaf.lanes != dot.lanes:
         raise ValueError(f"leaf '{leaf.tensor}': {dot.name} has {dot.lanes} lanes, not {leaf.lanes}")
     register = dict(leaf.register)

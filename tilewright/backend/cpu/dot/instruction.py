@@ -15,6 +15,7 @@ from tilewright.backend.cpu.amx.tiles import CpuTiles
 from tilewright.backend.cpu.dot.contraction import Contraction, block_of, contractions, panel_layout
 from tilewright.backend.cpu.dot.operands import Env, Panels, Rows, Setting, do, row_env
 from tilewright.backend.cpu.vector.nest import CpuNest
+from tilewright.errors import InternalError
 from tilewright.intrinsics.cpu import DOTS, Dot
 from tilewright.ir.analysis.simplify import linear, simplify
 from tilewright.ir.forms import dtypes
@@ -43,12 +44,10 @@ class _Part:
 
 
 class CpuInstruction(CpuNest):
-    """The lowering of one contraction under a plan with an instruction; what it cannot take runs as any nest."""
+    """The lowering of one contraction under a plan with an instruction."""
 
     def statements(self) -> tuple[Stmt, ...]:
-        setting = self._setting()
-        if setting is None:
-            return super().statements()
+        setting = self.setting()
         if setting.dot.is_tile:
             return CpuTiles(self, setting).statements()
         plain = [a for a in self.outer if a is not setting.found.column and a not in setting.rows]
@@ -57,14 +56,15 @@ class CpuInstruction(CpuNest):
 
     # --- what is known before
 
-    def _setting(self) -> Setting | None:
+    def setting(self) -> Setting:
+        """Of a plan with an instruction that the nest can take; InternalError of others."""
         dot = DOTS[self.plan.instruction or ""]
         inner = self.nest.named(self.plan.order[-1])
         found = next((c for c in contractions(self.nest) if c.column is self.vector and _name(dot, c)), None)
-        if found is None or self.nest.initial:
-            return None
-        if any(static(self.ranges[r].count) != extent_of(r.extent) for r in self.nest.reduce_axes):
-            return None  # a streamed reduction comes in blocks that need not be whole groups
+        # a streamed reduction comes in blocks that need not be whole groups, and begins from what is carried
+        blocks = any(static(self.ranges[r].count) != extent_of(r.extent) for r in self.nest.reduce_axes)
+        if found is None or self.nest.initial or blocks:
+            raise InternalError(f"leaf '{self.plan.tensor}': {dot.name} takes whole sums of products alone")
         outer = found.outer(self.nest, inner)
         block = block_of(dot, extent_of(inner.extent))
         width = self.register[found.column]

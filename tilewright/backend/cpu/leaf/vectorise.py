@@ -36,6 +36,7 @@ from tilewright.tile_graph.algebra.context import (
 from tilewright.tile_graph.algebra.cuts import cut
 from tilewright.tile_graph.algebra.nest import Nest, data_cost, moves, shares_a_read
 from tilewright.tile_graph.algebra.propagate import Size, extent_of, whole
+from tilewright.tile_graph.algebra.streams import Stream
 from tilewright.tile_graph.algebra.unswitch import writes_streams
 from tilewright.tile_graph.plan.form import Leaf
 
@@ -67,14 +68,29 @@ def plan_nest(nest: Nest, context: NestContext) -> Leaf:
     return candidate_plans(nest, context, 1)[0]
 
 
+def streamed_leaves(
+    nests: Sequence[Nest], leaves: Sequence[Leaf], stream: Stream | None, context: NestContext
+) -> tuple[Leaf, ...]:
+    """The leaves of a kernel: sums that a stream takes in blocks, which need not be whole groups of an instruction and
+    begin from what is carried, run on vectors."""
+    blocked = stream.reducers if stream is not None else {}
+    return tuple(
+        replace(_vector_plans(nest, context, 1)[0], composed=leaf.composed)
+        if nest in blocked and leaf.instruction is not None else leaf
+        for nest, leaf in zip(nests, leaves, strict=True)
+    )  # fmt: skip
+
+
 def candidate_plans(nest: Nest, context: NestContext, most: int | None = None, forms: bool = False) -> list[Leaf]:
     """The plans the construction considers for a nest on a CPU, the predicted best first; all, or so many of them, of
     `forms` alone the best register tile for each order of the loops and each pass."""
     from tilewright.backend.cpu.leaf.instructions import plan_instruction
 
     by_instruction = plan_instruction(nest, context)
-    if by_instruction is not None:
-        return [by_instruction]
+    return [by_instruction] if by_instruction is not None else _vector_plans(nest, context, most, forms)
+
+
+def _vector_plans(nest: Nest, context: NestContext, most: int | None = None, forms: bool = False) -> list[Leaf]:
     panel = _stored_panel(nest, context)
     if panel is not None:
         base = _base_plan(nest, panel[0], context)
