@@ -203,7 +203,7 @@ _TARGET: dict[str, _Read] = {
     "max_threads": _count, "schedulers": _count, "resident_threads": _count, "register_file": _count,
     "written_copies": _count, "under_way": _count,
     "lane_multiply": _flag, "features": _names, "rates": _rates, "fma_alone": _measured,
-    "fma_chains": _count, "clock": _measured, "tile_cost": _rate, "gathered_reads": _rate,
+    "fma_chains": _count, "pipes": _count, "clock": _measured, "tile_cost": _rate, "gathered_reads": _rate,
     "near_ways": _count, "instruction_cache": _count, "stream_cost": _measured, "lane_check": _measured,
     "foreign": _part, "cold_start": _measured, "link": _measured, "barriers": _rates, "source": _text,
 }  # fmt: skip

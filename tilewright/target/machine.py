@@ -68,6 +68,7 @@ class Target:
     features: tuple[str, ...] = ()
     rates: tuple[tuple[str, float], ...] = ()  # multiply-adds a second and unit by instruction, where it has others
     fma_alone: float = 0.0  # fma_rate while the other units rest; 0: not measured
+    pipes: int = 2  # vector multiply-adds that begin in a cycle, and vectors that are loaded
     fma_chains: int = 8  # independent vector multiply-adds that must be under way at once to reach fma_rate
     clock: float = 0.0  # cycles a second; 0: not measured
     tile_cost: float = 60e-9  # seconds to start a tile of a kernel; as measured, to hand out one that does nothing
@@ -159,6 +160,16 @@ class Target:
     def rate(self, instruction: str) -> float | None:
         """Multiply-adds a second and unit of an instruction of the intrinsics table; None where there is none."""
         return dict(self.rates).get(instruction)
+
+    @property
+    def fma_clock(self) -> float:
+        """Cycles a second while vectors are multiplied."""
+        return self.fma_rate / (self.pipes * self.lanes(4))
+
+    @property
+    def fma_latency(self) -> float:
+        """Cycles from one multiply-add to the next on its result."""
+        return self.fma_chains / self.pipes
 
     @property
     def loads_per_fma(self) -> float:

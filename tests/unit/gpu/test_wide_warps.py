@@ -41,7 +41,7 @@ def lanes(plan: Plan) -> list[Tile]:
 )  # fmt: skip
 def test_results_are_those_of_the_program(model: ModelProto) -> None:
     artifact = made(model)
-    assert artifact.plan is not None and artifact.loops is not None and artifact.sources
+    assert artifact.plan is not None and artifact.program is not None and artifact.sources
     assert all(tile.warp == WARP and tile.count % WARP == 0 for tile in lanes(artifact.plan))
     inputs = random_inputs(artifact)
     expected = evaluate(artifact.program, inputs)
@@ -63,6 +63,6 @@ def test_a_row_is_shared_by_a_whole_warp() -> None:
 
 def test_warps_of_another_machine_are_refused() -> None:
     artifact = made(reduction("ReduceMax", (5, 300), (1,)))
-    assert artifact.plan is not None
+    assert artifact.plan is not None and artifact.program is not None
     with pytest.raises(InternalError, match=f"threads run in warps of {WARP}, the target's are of 32"):
         check_plan(artifact.plan, artifact.program, machine("h200"))

@@ -14,7 +14,6 @@ from tilewright.ir.forms.tensor import Tensor
 from tilewright.target import Target
 from tilewright.transform.layout.choose import is_depthwise, outputs_of_a_read, runs_along_rows
 
-_PIPES = 2  # vector multiply-adds a cycle
 _COPY_CYCLES = 1.0  # an element of a transposing copy, a square of registers at a time
 _RUN_CYCLES = 0.6  # an element of a run that keeps its order
 _BLOCK = 8  # positions of a row that one register tile takes
@@ -46,8 +45,8 @@ def copy_pays(compute: Reduce, found: GuardedRead, axes: Sequence[Axis], program
         return _few_bytes(compute, found.read, program)
     steps = prod(fixed(a.extent) for a in (*compute.axes, *compute.reduce_axes))
     lanes = target.lanes(found.read.dtype.bytes)
-    ideal = steps / (lanes * _PIPES)
-    kernel = _KERNELS * target.kernel_cost * target.fma_rate / (lanes * _PIPES)
+    ideal = steps / (lanes * target.pipes)
+    kernel = _KERNELS * target.kernel_cost * target.fma_rate / (lanes * target.pipes)
     if len(loads(*compute.elements)) == 1:
         copying = prod(fixed(a.extent) for a in axes) * _RUN_CYCLES
         share = _hanging_over(compute, found) if found.read.source in program.inputs else 0.0

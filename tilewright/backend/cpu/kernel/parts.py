@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.backend.cpu.vector.contraction_facts import PIPES
 from tilewright.ir.forms.expr import Axis, Var, axes_of, var
 from tilewright.ir.forms.tensor import Tensor
-from tilewright.target import MemoryLevel, Target
+from tilewright.target import MemoryLevel
 from tilewright.tile_graph.algebra.context import NestContext, is_contraction
 from tilewright.tile_graph.algebra.nest import Nest, held_inside
 from tilewright.tile_graph.algebra.propagate import Box, Range, Size, extent_of, propagate, reads_box
@@ -78,7 +77,7 @@ def parts_of(
         times[nest] = known.size(np.where(is_cut, filled, count))
         passed = passed + sum(each * t.dtype.bytes * times[nest] for t in nest.stores if t in near)
     kept = frozenset(t for n in walked for t in n.stores if t not in near)
-    starting = _PART_CYCLES / _cycles_a_second(context.target) * count * len(walked)
+    starting = _PART_CYCLES / (context.target.clock or context.target.fma_clock) * count * len(walked)
     return Parts(
         {n: boxes[n] for n in walked}, near, filling, times, footprint(walked, boxes, kept, None, known=known),
         passed / level.bandwidth + passed / level.writing,
@@ -120,11 +119,6 @@ def _read_again(
             if not is_contraction(nest):
                 close = close + np.where((once > nearest) & (once <= level), more / target.local.bandwidth, 0.0)
     return beyond, close
-
-
-def _cycles_a_second(target: Target) -> float:
-    """The clock, or where it is not measured what two pipes of multiply-adds make of it."""
-    return target.clock or target.fma_rate / (PIPES * target.lanes(4))
 
 
 def _make_up(

@@ -12,7 +12,7 @@ from math import gcd
 
 import numpy as np
 
-from tilewright.backend.cpu.leaf.busy import Busy, Form, Part, Shape, blocks_of, clock_of
+from tilewright.backend.cpu.leaf.busy import Busy, Form, Part, Shape, blocks_of
 from tilewright.backend.cpu.leaf.strides import lines_of, squares_along
 from tilewright.backend.cpu.leaf.window_ends import WindowEnds
 from tilewright.backend.cpu.vector.crowding import crowded_seconds
@@ -71,7 +71,7 @@ class Arithmetic:
         share = self._at_ends(register, WindowEnds.most_share) if self._is_open else 1.0
         shape = Shape(blocks, inner, share, cache(lambda node: self._distinct(node, register)), starts * single,
                       chains, passes)  # fmt: skip
-        return self.busy.cycles(shape) / clock_of(self.target)
+        return self.busy.cycles(shape) / self.target.fma_clock
 
     def _along(self, axis: Axis, tile: Mapping[Axis, Size]) -> tuple[Size, Size]:
         """How far blocks along an axis reach on a tile, and how often: they end with a group."""

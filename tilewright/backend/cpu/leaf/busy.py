@@ -22,7 +22,6 @@ from tilewright.tile_graph.algebra.nest import Nest, data_ops, op_cost
 from tilewright.tile_graph.algebra.propagate import Size, extent_of
 from tilewright.tile_graph.traffic.touch import chosen, least, most
 
-PIPES = 2  # vector FMA pipes, and vector loads a cycle
 _ISSUED = 4.0  # instructions a cycle that the processors we know take up
 _ISSUED_IN_ORDER = 2.0  # the same of a block written out whole, where most wait for others
 _AHEAD = 200.0  # instructions that they look ahead: short blocks run into each other, and hide each other's chains
@@ -52,14 +51,9 @@ class Ports:
 
     @staticmethod
     def of(target: Target, nest: Nest) -> Ports:
-        near, cycle = target.nearest, clock_of(target) * target.vector_bytes
+        near, cycle = target.nearest, target.fma_clock * target.vector_bytes
         issued = _ISSUED_IN_ORDER if nest.unswitched else _ISSUED
-        return Ports(PIPES, near.bandwidth / cycle, near.writing / cycle, target.fma_chains / PIPES, issued)
-
-
-def clock_of(target: Target) -> float:
-    """Cycles a second while vectors are multiplied."""
-    return target.fma_rate / (PIPES * target.lanes(4))
+        return Ports(target.pipes, near.bandwidth / cycle, near.writing / cycle, target.fma_latency, issued)
 
 
 @dataclass(frozen=True)
@@ -224,7 +218,7 @@ class Busy:
             self.calls = []
             # what waits for the second half of a transform and finds no register is written and read again
             self.spilled = max(0.0, reads - self.target.vector_registers // 2)
-            self.lost = form.crowded(reads) * clock_of(self.target)
+            self.lost = form.crowded(reads) * self.target.fma_clock
         self.light = [_Some(axes, amount) for axes, amount in light.items()]
         self.ended = [(_Some(axes, amount), step, lines) for (axes, step, lines), amount in read.items()]
         self.stored = [(_Some(whole, float(places)), step != 1) for step in form.stored]

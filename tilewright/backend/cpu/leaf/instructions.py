@@ -27,7 +27,6 @@ from tilewright.tile_graph.plan.form import Leaf
 _MOST_ROWS = 12
 _OVERHEAD = 1.15  # times what the instructions alone take
 _LATENCY = 4  # cycles of a dot product, within one on every core we know
-_PIPES = 2  # that run it, and loads a cycle
 _LEAST_ROWS = 16  # that use b, where it must be packed first in every tile
 _LEAST_FILL = 0.2  # of the groups: below that, multiplying zeros costs more than the instruction saves
 
@@ -219,20 +218,20 @@ def _vector_shape(dot: Dot, height: int, width: int, target: Target, is_moved: b
             alive = (rows + is_moved) * vectors + vectors + (rows if by_lane else 1) + is_moved
             if alive > target.vector_registers - 2:
                 break
-            cost = _tile_cost(height, rows, width, vectors, dot.lanes, by_lane)
+            cost = _tile_cost(height, rows, width, vectors, dot.lanes, by_lane, target.pipes)
             if cost < best[0] * 0.999:
                 best = (cost, rows, vectors)
     return best[1], best[2] * dot.lanes
 
 
-def _tile_cost(height: int, mr: int, width: int, columns: int, lanes: int, by_lane: bool) -> float:
+def _tile_cost(height: int, mr: int, width: int, columns: int, lanes: int, by_lane: bool, pipes: int) -> float:
     """Cycles of one step of the reduction over the whole output."""
 
     def step(rows: int, vectors: int) -> float:
-        arithmetic = rows * vectors / _PIPES
+        arithmetic = rows * vectors / pipes
         # vector operands come from farther away than a row's scalars, which stay in L1: they weigh more
-        broadcasts = 0.0 if by_lane else rows / _PIPES
-        movement = vectors / _PIPES + (rows / lanes / _PIPES if by_lane else broadcasts)
+        broadcasts = 0.0 if by_lane else rows / pipes
+        movement = vectors / pipes + (rows / lanes / pipes if by_lane else broadcasts)
         return max(arithmetic + 0.15 * vectors + 0.1 * broadcasts + 0.5, movement, float(_LATENCY))
 
     full_rows, remainder_rows = divmod(height, mr)

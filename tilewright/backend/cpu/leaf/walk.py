@@ -13,7 +13,7 @@ import numpy as np
 
 from tilewright.backend.cpu.dot.instruction import CpuInstruction
 from tilewright.backend.cpu.kernel.padding import filled_extent
-from tilewright.backend.cpu.leaf.busy import Busy, Form, Part, Shape, blocks_of, clock_of
+from tilewright.backend.cpu.leaf.busy import Busy, Form, Part, Shape, blocks_of
 from tilewright.backend.cpu.leaf.instructions import instruction_seconds
 from tilewright.backend.cpu.leaf.strides import lines_of, offset_at, read_stride, squares_along, stride_of
 from tilewright.backend.cpu.leaf.window_ends import WindowEnds
@@ -401,7 +401,7 @@ class _Leaf:
             work = self.placed.work
             return float(np.mean(instruction_seconds(work.nest, work.leaf, work.box, target)))
         busy = Busy(self.form, target)
-        return busy.cycles(self._shape()) / clock_of(target)
+        return busy.cycles(self._shape()) / target.fma_clock
 
     def _form(self) -> Form:
         nest, low, plan, access = self.nest, self.low, self.low.plan, self.placed.access

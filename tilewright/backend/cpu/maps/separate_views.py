@@ -23,7 +23,6 @@ from tilewright.target import Target
 from tilewright.tile_graph.algebra.context import NestContext, stride
 from tilewright.tile_graph.algebra.propagate import extent_of
 
-_PIPES = 2  # vector multiply-adds a cycle
 _ROWS = 12  # of a register tile that share a gathered vector
 _STORE_CYCLES = 0.25  # a transposed element stored, and the loop around it
 _RUN_CYCLES = 0.6  # an element of a copy that keeps its order
@@ -104,16 +103,16 @@ def _pays_copied(compute: Reduce, read: Load, target: Target) -> bool:
 
 def _ideal_cycles(compute: Reduce, read: Load, target: Target) -> float:
     steps = prod(extent_of(a.extent) for a in (*compute.axes, *compute.reduce_axes))
-    return steps / (target.lanes(read.dtype.bytes) * _PIPES)
+    return steps / (target.lanes(read.dtype.bytes) * target.pipes)
 
 
 def _pays_transposed(compute: Reduce, read: Load, target: Target) -> bool:
     """Cycles with a transposed tile against vectors gathered for every few rows, or lanes folded for every output."""
     lanes = target.lanes(read.dtype.bytes)
-    lane_cycles = target.gathered_reads / _PIPES
+    lane_cycles = target.gathered_reads / target.pipes
     ideal = _ideal_cycles(compute, read, target)
     rows = prod(extent_of(a.extent) for a in compute.axes if a not in axes_of(*read.indices))
-    gathering = 1.0 + _PIPES * lanes * lane_cycles / min(_ROWS, max(1, rows))
-    folding = 1.0 + _PIPES * lanes * fold_cycles(lanes) / max(1, extent_of(compute.reduce_axes[0].extent))
+    gathering = 1.0 + target.pipes * lanes * lane_cycles / min(_ROWS, max(1, rows))
+    folding = 1.0 + target.pipes * lanes * fold_cycles(lanes) / max(1, extent_of(compute.reduce_axes[0].extent))
     copied = prod(extent_of(e) for e in read.source.shape)
     return ideal + copied * (lane_cycles + _STORE_CYCLES) < _LEAST_GAIN * ideal * min(gathering, folding)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
-from tilewright.backend.cpu.leaf.busy import PIPES
 from tilewright.ir.analysis.simplify import linear, simplify
 from tilewright.ir.forms.expr import Axis, Const, Expr, Load, Var, axes_of, is_op, loads, var, walk
 from tilewright.target import Target
@@ -93,20 +92,11 @@ class ContractionFacts:
         return [a for a in self.nest.axes if a is not self.vector and a is not self.row and a not in along]
 
     @cached_property
-    def latency(self) -> float:
-        """Cycles from one multiply-add to the next on the same accumulator."""
-        return self.target.fma_chains / PIPES
-
-    @cached_property
     def guarded(self) -> tuple[set[Load], bool]:
         """Reads under conditions, and whether those differ along the vector: every lane then asks for itself."""
         selects = [n for n in walk(*self.nest.elements) if is_op(n, "select")]
         conditions = axes_of(*(n.args[0] for n in selects))
         return {read for n in selects for read in loads(*n.args[1:])}, self.vector in conditions
-
-    @cached_property
-    def cycles_a_second(self) -> float:
-        return self.target.fma_rate / (PIPES * self.target.lanes(4))
 
 
 def form_of(plan: Leaf, facts: ContractionFacts) -> Form:

@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from tilewright.backend.cpu.vector.contraction_facts import PIPES, ContractionFacts, Form, Operand, overlap
+from tilewright.backend.cpu.vector.contraction_facts import ContractionFacts, Form, Operand, overlap
 from tilewright.ir.forms.expr import Axis
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.nest import period
@@ -45,7 +45,7 @@ _AGAIN_EXPOSED = 0.5
 
 def step_cycles(facts: ContractionFacts, rows: Size, vectors: Size) -> Size:
     """One step of the reduction on a register tile: multiply-adds, reads, or the chain through an accumulator."""
-    arithmetic = rows * vectors / PIPES + _factor_cycles(facts, rows, vectors)
+    arithmetic = rows * vectors / facts.target.pipes + _factor_cycles(facts, rows, vectors)
     reads: Size = 0.0
     for operand in facts.operands:
         count: Size = vectors if operand.by_vector else 1.0
@@ -64,8 +64,8 @@ def step_cycles(facts: ContractionFacts, rows: Size, vectors: Size) -> Size:
         # every multiply-add holds vectors of both operands: more accumulators than this and some live in memory
         arithmetic = arithmetic * chosen(rows * vectors > facts.target.vector_registers * 3 // 8, _SPILLED, 1.0)
     # a read and a multiply-add share the front end: reads that fit beside the arithmetic still cost a little
-    reads = reads / PIPES
-    return most(most(arithmetic + 0.08 * reads, reads), facts.latency) + _STEP_CYCLES
+    reads = reads / facts.target.pipes
+    return most(most(arithmetic + 0.08 * reads, reads), facts.target.fma_latency) + _STEP_CYCLES
 
 
 def _factor_cycles(facts: ContractionFacts, rows: Size, vectors: Size) -> Size:
@@ -73,7 +73,7 @@ def _factor_cycles(facts: ContractionFacts, rows: Size, vectors: Size) -> Size:
     cycles: Size = 0.0
     for count, by_row, by_vector in facts.factors:
         each = count + (0 if by_vector else 1)
-        cycles = cycles + each * (rows if by_row else 1) * (vectors if by_vector else 1) / PIPES
+        cycles = cycles + each * (rows if by_row else 1) * (vectors if by_vector else 1) / facts.target.pipes
     return cycles
 
 
@@ -103,7 +103,7 @@ def core_seconds(facts: ContractionFacts, form: Form, tile: Mapping[Axis, Size])
     for axis in facts.plain:
         plain = plain * tile[axis]
     starting = _BLOCK_CYCLES * passes + _PASS_CYCLES * (passes - 1) + _CHECK_CYCLES * facts.checks
-    return (steps * facts.reduction + blocks * starting) * plain / facts.cycles_a_second
+    return (steps * facts.reduction + blocks * starting) * plain / facts.target.fma_clock
 
 
 def blocks_along(facts: ContractionFacts, axis: Axis | None, tile: Mapping[Axis, Size]) -> tuple[Size, Size]:
@@ -126,7 +126,7 @@ def dot_seconds(facts: ContractionFacts, register: Mapping[str, int], tile: Mapp
     blocks: Size = 1.0
     for axis, size in sizes.items():
         blocks = blocks * -(-tile[axis] // size)
-    core = blocks * (_dot_cycles(facts, sizes, chains) + folding + _BLOCK_CYCLES) / facts.cycles_a_second
+    core = blocks * (_dot_cycles(facts, sizes, chains) + folding + _BLOCK_CYCLES) / facts.target.fma_clock
     near, far = _dot_traffic(facts, sizes, tile, blocks)
     busy = core + _DOT_STREAMS * near / facts.target.local.bandwidth
     return np.maximum(busy, far) + _FAR_EXPOSED * np.minimum(busy, far)
@@ -145,9 +145,10 @@ def _dot_cycles(facts: ContractionFacts, sizes: Mapping[Axis, int], chains: int)
             count = count / len(guarded)  # of the alternatives one is read
         lane_by_lane = operand.gathered or (by_lane and operand.node in guarded)
         reads += count * (facts.lanes * facts.target.gathered_reads if lane_by_lane else 1)
-    together = max(outputs * chains / PIPES, reads * chains / PIPES, facts.latency) + _STEP_CYCLES
+    pipes, latency = facts.target.pipes, facts.target.fma_latency
+    together = max(outputs * chains / pipes, reads * chains / pipes, latency) + _STEP_CYCLES
     together += asked * chains * (facts.lanes if by_lane else 1)
-    one = max(outputs / PIPES, reads / PIPES, facts.latency) + _STEP_CYCLES + asked
+    one = max(outputs / pipes, reads / pipes, latency) + _STEP_CYCLES + asked
     return facts.reduction / max(1, along) * (along // width * together + along % width * one)
 
 
