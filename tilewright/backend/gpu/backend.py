@@ -9,6 +9,7 @@ from typing import Any
 
 from tilewright.backend.gpu import machine_code
 from tilewright.backend.gpu.driver import why_not_here
+from tilewright.backend.gpu.kernel.block import finished_leaves, plan_gpu_nest, shared_out
 from tilewright.backend.gpu.kernel.busy import Around, warps_of
 from tilewright.backend.gpu.kernel.constants import constant_layouts
 from tilewright.backend.gpu.kernel.limits import check_limits
@@ -21,7 +22,6 @@ from tilewright.backend.gpu.kernel.variants import GpuVariants
 from tilewright.backend.gpu.kernel.walk import MEMORIES, gpu_walk
 from tilewright.backend.gpu.matrix.plan import LEAST_ROWS
 from tilewright.backend.gpu.stream.form import register_form
-from tilewright.backend.gpu.threads.plan import finished_leaves, plan_gpu_nest, shared_out
 from tilewright.backend.protocol import Backend, Choice, KernelWriter, Measuring, StepKernel, WalkedSteps
 from tilewright.backend.terms import Terms, Work
 from tilewright.intrinsics.gpu_matrix import FORMS

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, log2, prod
 
-from tilewright.backend.gpu.kernel.slots import LOAD as _LOAD
-from tilewright.backend.gpu.kernel.slots import slots_of as _slots
 from tilewright.backend.gpu.maps.packets import flat_offset
 from tilewright.backend.gpu.matrix.cost import Fragments, Product, cost_of
 from tilewright.backend.gpu.matrix.plan import product_of, runs_of, steps_of, stored_at_once, ways_of
 from tilewright.backend.gpu.threads.contract import GpuContract
 from tilewright.backend.gpu.threads.nest import GpuNest
+from tilewright.backend.gpu.threads.slots import LOAD as _LOAD
+from tilewright.backend.gpu.threads.slots import slots_of as _slots
 from tilewright.backend.gpu.threads.window_plan import is_window, reads_of_turn
 from tilewright.ir.analysis.products import Factor
 from tilewright.ir.analysis.simplify import linear, simplify

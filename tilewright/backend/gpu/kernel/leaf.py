@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tilewright.backend.gpu.maps.elementwise import PackedMap
 from tilewright.backend.gpu.matrix.group import contract_of
 from tilewright.backend.gpu.threads.contract import GpuContract
+from tilewright.backend.gpu.threads.elementwise import PackedMap
 from tilewright.backend.gpu.threads.nest import GpuNest
 from tilewright.backend.gpu.threads.window import WindowSum
 from tilewright.backend.gpu.threads.window_plan import is_window

@@ -11,10 +11,11 @@ from dataclasses import replace
 from itertools import product
 from math import prod
 
+from tilewright.backend.gpu.kernel.block import block_of
 from tilewright.backend.gpu.kernel.room import block_bytes, own_bytes
 from tilewright.backend.gpu.kernel.shared_arena import whole_lines
 from tilewright.backend.gpu.kernel.tile import choose_gpu_tile, start
-from tilewright.backend.gpu.threads.plan import block_of, finished
+from tilewright.backend.gpu.threads.plan import finished
 from tilewright.backend.protocol import StepKernel, WalkedSteps
 from tilewright.ir.forms.compute import Scan
 from tilewright.ir.forms.expr import axes_of

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from tilewright.backend.gpu.kernel.block import block_of, finished_leaves, plan_gpu_nest, shared_out
 from tilewright.backend.gpu.kernel.tile import choose_gpu_tile
 from tilewright.backend.gpu.matrix.cost import Fragments, Product, layout_for, ranked
 from tilewright.backend.gpu.matrix.plan import (
@@ -21,7 +22,6 @@ from tilewright.backend.gpu.matrix.plan import (
 )
 from tilewright.backend.gpu.stream.form import register_form
 from tilewright.backend.gpu.stream.plan import stream_choices
-from tilewright.backend.gpu.threads.plan import block_of, finished_leaves, plan_gpu_nest, shared_out
 from tilewright.backend.protocol import Admits, Choice, KernelWriter
 from tilewright.backend.variants import like
 from tilewright.intrinsics.gpu_matrix import FORMS

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tilewright.backend.gpu.kernel.slots import LOAD, SLOTS
 from tilewright.backend.gpu.matrix.sides import Sides, sides_of
 from tilewright.backend.gpu.stream.visible import ROW, STREAM, seen_until
 from tilewright.backend.gpu.threads.nest import quick_erf
+from tilewright.backend.gpu.threads.slots import LOAD, SLOTS
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.expr import Axis, Const, Expr, Load, Op, Var, loads

@@ -7,33 +7,21 @@ the axis that neighbouring threads walk fastest, and thread t takes positions t,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 
-from tilewright.backend.gpu.maps.plan import busy_threads, fitted, with_packets
-from tilewright.backend.gpu.matrix.plan import (
-    anew_after,
-    choose_fragments,
-    instruction_of,
-    is_rolled,
-    product_of,
-    with_warps,
-)
-from tilewright.backend.gpu.stream.plan import finished_stream, in_registers, planned
+from tilewright.backend.gpu.maps.plan import busy_threads, with_packets
 from tilewright.backend.gpu.threads.window_plan import is_window, with_window
-from tilewright.backend.protocol import Choice
 from tilewright.ir.analysis.products import Factor, factors
 from tilewright.ir.forms.expr import Axis, Load, axes_of, loads, var
 from tilewright.ir.forms.tensor import Tensor
-from tilewright.ir.meaning.instruct import WARP
 from tilewright.target.instruction_sets import LEAST_COPY_BYTES
 from tilewright.tile_graph.algebra.context import NestContext, is_contraction, offset_of, stride
 from tilewright.tile_graph.algebra.nest import Nest
-from tilewright.tile_graph.algebra.propagate import Box, Range, Size, extent_of, propagate
-from tilewright.tile_graph.algebra.streams import Stream
-from tilewright.tile_graph.plan.form import Leaf, Tile
+from tilewright.tile_graph.algebra.propagate import Box, Range, Size, extent_of
+from tilewright.tile_graph.plan.form import Leaf
 
 MOST_THREADS = 256  # a block: enough to hide latency, few enough for 255 registers a thread
 _FILLED_THREADS = 128  # of a block, below which its register tile shrinks
@@ -58,20 +46,13 @@ def reused(nest: Nest, sizes: Mapping[Axis, int]) -> bool:
     return all(any(sizes[a] > 1 and a not in f.outputs for a in nest.axes) for f in parts)
 
 
-def plan_gpu_nest(nest: Nest, context: NestContext) -> Leaf:
-    """The part of a nest's plan that depends on its shape alone: order of threads, register tile, shared reductions."""
-    free = frozenset(n.source for n in nest.element_loads if n.source in context.constants
-                     and context.packable(n.source))  # fmt: skip
-    context = replace(context, constants=frozenset())  # constants stay as they are: nothing is packed into panels here
+def plan_threads(nest: Nest, free: frozenset[Tensor], context: NestContext) -> Leaf:
+    """A nest that threads run by themselves, constants in `free` lying as it likes: order of threads, register tile,
+    shared reductions."""
     names = nest.axis_names()
-    instruction = instruction_of(nest, context.target)
-    if instruction is not None:
-        walked = tuple(names[a] for a in (*thread_order(nest, context), *_reduction_order(nest, context, free)))
-        return Leaf(tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue, order=walked,
-                    vector=walked[len(nest.axes) - 1], instruction=instruction)  # fmt: skip
     register = _register_tile(nest, busy_threads(context.target))
     order = thread_order(nest, context)
-    reduction = _reduction_order(nest, context)
+    reduction = reduction_order(nest, context)
     if _staged(nest):
         split = _contraction_split(nest, register, busy_threads(context.target))
         along: Axis | None = order[-1]
@@ -157,7 +138,7 @@ def thread_order(nest: Nest, context: NestContext) -> list[Axis]:
     return [*(a for a in order if a is not fastest), fastest]
 
 
-def _reduction_order(nest: Nest, context: NestContext, free: frozenset[Tensor] = frozenset()) -> list[Axis]:
+def reduction_order(nest: Nest, context: NestContext, free: frozenset[Tensor] = frozenset()) -> list[Axis]:
     """The axis whose neighbours lie closest in storage innermost; what is `free` to lie otherwise follows the rest, and
     what some axes do not move, as scales of blocks, follows what all of them move."""
     bound = [n for n in loads(*nest.elements) if n.source not in free] or loads(*nest.elements)
@@ -230,81 +211,6 @@ def positions(plan: Leaf, nest: Nest, box: Box) -> dict[Axis, int]:
         register[plan.vector] = plan.lanes
     names = nest.axis_names()
     return {a: -(-int(r.size) // register.get(names[a], 1)) for a, r in zip(nest.axes, box, strict=True)}
-
-
-@dataclass(frozen=True)
-class Block:
-    """What one block computes: the box of every nest, and the parts of reductions that it walks at a time."""
-
-    boxes: Mapping[Nest, Box]
-    limits: Mapping[Nest, Mapping[Axis, Range]]
-    blocks: int  # of the kernel
-    steps: Mapping[str, int]  # what the origins that boxes begin from are multiples of, by their names
-
-
-def block_of(nests: Sequence[Nest], tile: Mapping[str, int], stream: Stream | None, block: int) -> Block:
-    root = nests[-1]
-    ranges = []
-    steps = {"block": block}
-    count = 1
-    for i, axis in enumerate(root.axes):
-        extent = extent_of(axis.extent)
-        size = min(tile.get(f"o{i}", extent), extent)
-        count *= -(-max(1, extent) // max(1, size))
-        steps[f"origin_{i}"] = size
-        ranges.append(Range(var(Axis(f"origin_{i}", extent)), size, extent))
-    limits = {}
-    if stream is not None and block < stream.extent:
-        limits = stream.reduce_boxes(var(Axis("block", stream.extent)), block)
-    return Block(propagate(nests, tuple(ranges), limits), limits, count, steps)
-
-
-def finished_leaves(
-    nests: Sequence[Nest], leaves: Sequence[Leaf], choice: Choice, stream: Stream | None, context: NestContext
-) -> tuple[tuple[Leaf, ...], int]:
-    """The leaves with what depends on the tile, register tiles and staging, and the threads of the block."""
-    kept = planned(nests, leaves, stream, choice.tile, choice.block, choice.tiles, context.target)
-    if kept is not None and stream is not None:
-        return finished_stream(leaves, *kept, stream), WARP * kept[1].warps
-    part = block_of(nests, dict(choice.tile), stream, choice.block)
-    fragments = choose_fragments(nests, leaves, part.boxes, part.limits, part.blocks, choice.footprint, context)
-    done, most = [], 1
-    for nest, leaf in zip(nests, leaves, strict=True):
-        if leaf.tensor in fragments:
-            made = fragments[leaf.tensor]
-            length = product_of(nest, leaf, part.boxes[nest], part.limits.get(nest, {}))[-1]
-            rolled = is_rolled(nest, leaf, nests, made, length, context)
-            done.append(replace(leaf, step=made.step, lanes=made.stored, split=made.groups,
-                                instruction=made.instruction, rolled=rolled, anew=anew_after(nest)))  # fmt: skip
-            continue
-        box = part.boxes[nest]
-        limits = part.limits.get(nest, {})
-        plain = fitted(finished(leaf, nest, box, limits), nest, box, limits, part.steps, MOST_THREADS)
-        most = max(most, prod(positions(plain, nest, box).values()) * plain.split)
-        done.append(plain)
-    if fragments:
-        return tuple(done), WARP * next(iter(fragments.values())).warps
-    room = context.target.max_threads if choice.resident else MOST_THREADS  # alone on its multiprocessor
-    unit = max([context.target.warp, *(leaf.split for leaf in done if leaf.instruction is None)])
-    return tuple(done), min(room // unit, -(-most // unit)) * unit
-
-
-def shared_out(
-    kernel: Tile, nests: Sequence[Nest], leaves: Sequence[Leaf], choice: Choice, stream: Stream | None,
-    context: NestContext,
-) -> Tile:  # fmt: skip
-    """The kernel with its products handed out to warps, or all of it where it is streamed in registers; its threads in
-    the machine's warps."""
-    body = tuple(replace(n, warp=context.target.warp) if isinstance(n, Tile) and n.over == "lanes" else n
-                 for n in kernel.body)  # fmt: skip
-    kernel = replace(kernel, body=body)
-    registers = context.target.registers.name
-    kept = planned(nests, leaves, stream, choice.tile, choice.block, choice.tiles, context.target)
-    if kept is not None:
-        return in_registers(kernel, nests, *kept, registers)
-    part = block_of(nests, dict(choice.tile), stream, choice.block)
-    fragments = choose_fragments(nests, leaves, part.boxes, part.limits, part.blocks, choice.footprint, context)
-    return with_warps(kernel, nests, fragments, registers)
 
 
 def finished(plan: Leaf, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range]) -> Leaf:
