@@ -61,6 +61,7 @@ class Form:
     program: Program
     beside: int = 0
     decision: str = ""
+    is_plain: bool = False  # as the model says itself
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,16 @@ class Task:
 def outside_task(number: int, target: Target, precision: str | None) -> Task | None:
     """The task of a number; None where it is too small or too large."""
     name, model = outside.model(number)
-    graph = load(model)
+    found = forms_of(load(model), target, precision)
+    plain = next(form.program for form in found if form.is_plain)
+    if not fits(plain, target):
+        return None
+    kind = "scan" if any(_scans(form.program) for form in found) else kind_of_program(plain, target)
+    return Task(f"outside {name}" + (f" {precision}" if precision else ""), kind, "outside", found)
+
+
+def forms_of(graph: Graph, target: Target, precision: str | None) -> tuple[Form, ...]:
+    """What stages before the planner can make of a model, different ones: as they choose, and in other ways."""
     forms: dict[str, Form] = {}
     texts: list[str] = []
     for given, beside, decision in _FORMS:
@@ -89,11 +99,8 @@ def outside_task(number: int, target: Target, precision: str | None) -> Task | N
         if forms and _scans(forms[texts[beside]].program) != _scans(program):
             decision = "rolled"
         forms[texts[-1]] = Form(program, other, decision)
-    plain, found = forms[texts[-1]].program, tuple(forms.values())
-    if not fits(plain, target):
-        return None
-    kind = "scan" if any(_scans(form.program) for form in found) else kind_of_program(plain, target)
-    return Task(f"outside {name}" + (f" {precision}" if precision else ""), kind, "outside", found)
+    forms[texts[-1]] = replace(forms[texts[-1]], is_plain=True)
+    return tuple(forms.values())
 
 
 def _plain(graph: Graph, target: Target, precision: str | None) -> Program:

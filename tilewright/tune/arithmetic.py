@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.tile_graph.plan.form import Leaf, Plan, Tile
@@ -18,9 +18,11 @@ def sums_of(leaves: Sequence[Leaf]) -> Hashable:
     return tuple(map(_sum_of, leaves))
 
 
-def sums_of_plan(plan: Plan) -> Hashable:
-    """Of all kernels, however the leaves are handed out to them."""
-    leaves = {leaf.tensor: _sum_of(leaf) for kernel in plan.kernels for leaf in kernel.leaves}
+def sums_of_plan(plan: Plan, copies: Collection[str] = ()) -> Hashable:
+    """Of all kernels, however the leaves are handed out to them; where `copies` are made, nothing is summed or
+    rounded."""
+    leaves = {leaf.tensor: _sum_of(leaf) for kernel in plan.kernels for leaf in kernel.leaves
+              if leaf.tensor not in copies}  # fmt: skip
     carried = {h.tensor: t.sizes for k in plan.kernels for t in k.walk() if isinstance(t, Tile)
                for h in t.holds if h.mode == "carry"}  # fmt: skip
     return tuple(sorted(leaves.items(), key=lambda item: item[0])), tuple(sorted(carried.items()))

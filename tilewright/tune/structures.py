@@ -35,7 +35,11 @@ def structures(program: Program, own: Plan, target: Target) -> Iterator[Plan]:
 
 
 def joins(program: Program, target: Target) -> Iterator[Plan]:
-    """Plans for machines on which it pays more to keep what kernels pass to each other."""
+    """Without copies that are made to be read from, and plans for machines on which it pays more to keep what kernels
+    pass to each other."""
+    if program.staged:
+        layouts = {t: layout for t, layout in program.layouts.items() if t not in program.staged}
+        yield from _planned(replace(program, staged=(), layouts=layouts), target, Memo())
     for leaning in (_with_kernel_cost(target, _FACTOR**2), _with_memory(target, 1 / _FACTOR)):
         yield from _planned(program, leaning, Memo())
 

@@ -6,20 +6,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import zip_longest
 
 from tilewright.backend import backend_for
-from tilewright.backend.cpu.kernel.variants import shared_constants
+from tilewright.backend.cpu.kernel.variants import Variants, shared_constants
 from tilewright.errors import InternalError, printable
 from tilewright.ir.forms.compute import Program, all_computes
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.lower.program import lower_program
+from tilewright.schedule.policies import Kernels, policy_plans
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.signature import signature
 from tilewright.tile_graph.check.kernels import check_plan
-from tilewright.tile_graph.plan.form import Leaf, Plan
+from tilewright.tile_graph.plan.form import Leaf, Plan, Tile
 from tilewright.tile_graph.traffic.held import plan_nests
 from tilewright.tune.arithmetic import sums_of, sums_of_plan
 from tilewright.tune.groups import Group, find_groups
@@ -130,7 +131,8 @@ class Subject:
         constants = {t.name for t in self.part.program.constants}
         if any(own.get(name) != wanted.get(name) for name in constants & self.model.shared):
             return None
-        if not self.model.arithmetic and sums_of_plan(plan) != sums_of_plan(self.part.own):
+        copies = {t.name for t in self.part.program.staged}
+        if not self.model.arithmetic and sums_of_plan(plan, copies) != sums_of_plan(self.part.own, copies):
             return None
         edits = list(_edits(self.part, plan, constants))
         for part, names in self.others:
@@ -227,7 +229,8 @@ def _variants(subject: Subject, group: Group) -> Iterator[Plan | None]:
     def admits(leaves: Sequence[Leaf]) -> bool:
         return model.arithmetic or sums_of(leaves) == own
 
-    for tile in first.ranked(admits):
+    is_cpu = isinstance(first, Variants)  # what objectives count is counted of its leaves
+    for tile in first.ranked(admits, partial(_by_policies, first)) if is_cpu else first.ranked(admits):
         layouts = {**{t.name: None for t in first.layouts(first.kernel)},
                    **{t.name: layout for t, layout in first.layouts(tile).items()}}  # fmt: skip
         made = bare(replaced(part.program, part.own, [Edit(frozenset({place}), (tile,), layouts)]))
@@ -236,6 +239,11 @@ def _variants(subject: Subject, group: Group) -> Iterator[Plan | None]:
             subject.refused += 1
             _LOG.warning("%s", printable(f"tune: a variant of kernel '{part.kernels[0]}' is left out: {wrong}"))
         yield made if wrong is None else None
+
+
+def _by_policies(variants: Variants, plans: Sequence[Tile]) -> list[Tile]:
+    """Those that are worth measuring first, by the kernel's dependences."""
+    return policy_plans(Kernels(plans, variants.nests, variants.context)) if plans else []
 
 
 def _structures(subject: Subject) -> Iterator[Plan | None]:

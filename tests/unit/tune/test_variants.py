@@ -10,6 +10,7 @@ import pytest
 from onnx import ModelProto
 
 from bench import zoo
+from bench.policies.polybench import program
 from bench.tuning.legal import Checked, count
 from tests.cpu_stages import model_of
 from tilewright.backend import backend_for
@@ -22,6 +23,7 @@ from tilewright.options import Options
 from tilewright.target import machine
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Tile
+from tilewright.tune.arithmetic import sums_of_plan
 from tilewright.tune.groups import find_groups, with_choices
 from tilewright.tune.parts import edited, kernels_of, units_of
 from tilewright.tune.subjects import Model, find_subjects
@@ -131,3 +133,21 @@ def written(model: str, folder: Path) -> ModelProto | Path:
 def test_every_variant_is_a_plan(model: str, name: str, tmp_path: Path) -> None:
     found, _ = check_variants(written(model, tmp_path), name, 11)
     assert found > 8
+
+
+def test_copies_that_are_read_from_are_tried_without() -> None:
+    """The sum reads where the copy would be made from, in the same order: not a bit of the result changes."""
+    target = machine("emerald_rapids")
+    made = build(program("gemm"), target, Options(target="emerald_rapids", stop_after="plan"))
+    assert made.program is not None and made.plan is not None
+    (copy,) = (t.name for t in made.program.staged)
+    (pair,) = (s for s in find_subjects(Model(made.program, made.plan, target, False)) if len(s.part.kernels) == 2)
+    trials = []
+    while not pair.is_done:
+        trials.append(pair.following(lambda key: False))
+    (without,) = (t for t in trials if t is not None and all(leaf.tensor != copy for leaf in t.plan.kernels[0].leaves))
+    whole = edited(made.program, made.plan, target, list(without.edits))
+    check_plan(whole, made.program, target)
+    (kernel,) = whole.kernels
+    assert [leaf.composed for leaf in kernel.leaves] == [(copy,)]
+    assert sums_of_plan(whole, {copy}) == sums_of_plan(made.plan, {copy})

@@ -36,6 +36,7 @@ _GOLDEN = 0.618034  # its multiples spread evenly over an interval, however many
 
 
 _T = TypeVar("_T")
+Prefer = Callable[[Sequence[Tile]], Sequence[Tile]]  # some of them, the best first
 
 
 @dataclass(frozen=True)
@@ -124,20 +125,26 @@ class Variants:
 
     def best(self, count: int) -> list[Tile]:
         """Up to `count` kernels that differ from this one, by predicted time, few of them for the same nest plans."""
-        if self.kernel.stream is not None:
-            return []  # predictions do not tell plans of a stream apart
-        own = _form(self.kernel)
-        rough = {plans: self._least(plans) for plans in _thinned(self.choices(), _MOST_CHOICES)}
-        pool: list[Tile] = []
-        for plans in sorted(rough, key=lambda p: rough[p])[: 4 * count]:
-            pool.extend(k for k in self.tiled(plans, _TILES_A_CHOICE) if _form(k) != own)
-        pool.sort(key=lambda k: k.estimate.seconds)
+        pool = self.pool(lambda leaves: True, 4 * count)
         limit = _WORTH_A_LOOK * pool[0].estimate.seconds if pool else 0.0
         return _spread([k for k in pool if k.estimate.seconds <= limit], count)
 
-    def ranked(self, admits: Admits) -> Iterator[Tile]:
+    def pool(self, admits: Admits, count: int) -> list[Tile]:
+        """Kernels that differ from this one and whose leaves are admitted, some for each of the `count` nest plans that
+        are predicted to be fastest, by predicted time."""
+        if self.kernel.stream is not None:
+            return []  # predictions do not tell plans of a stream apart
+        own = _form(self.kernel)
+        rough = {plans: self._least(plans) for plans in _thinned(self.choices(), _MOST_CHOICES) if admits(plans)}
+        made: list[Tile] = []
+        for plans in sorted(rough, key=lambda p: rough[p])[:count]:
+            made.extend(k for k in self.tiled(plans, _TILES_A_CHOICE) if _form(k) != own)
+        return sorted(made, key=lambda k: k.estimate.seconds)
+
+    def ranked(self, admits: Admits, prefer: Prefer | None = None) -> Iterator[Tile]:
         """Kernels that differ from this one, each made when it is asked for: other tiles of its own nest plans, then
-        other nest plans that are admitted, some more predicted each time before the best of all so far are given."""
+        other nest plans that are admitted, some more predicted each time before the best of all so far are given. Of
+        the first of them it may be said which are to `prefer`."""
         choices = [c for c in self.choices() if admits(c)]
         if self.kernel.stream is not None:  # predictions do not tell its plans apart
             yield from (self._as_streamed(choices[i]) for i in _evenly(len(choices)) if i)
@@ -151,7 +158,7 @@ class Variants:
             own = [self.kernel.leaves] if not begin else []
             pool += [k for plans in (*own, *best) for k in self.tiled(plans, _TILES_A_CHOICE)]
             pool.sort(key=lambda k: k.estimate.seconds)
-            for kernel in _spread(pool, _TAKEN_A_WAVE):
+            for kernel in prefer(pool) if prefer is not None and not begin else _spread(pool, _TAKEN_A_WAVE):
                 pool.remove(kernel)
                 if _form(kernel) not in given:
                     given.add(_form(kernel))
