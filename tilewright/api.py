@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from tilewright.compiler.pipeline import Artifact
     from tilewright.distributed.model import RankedModel
+    from tilewright.dynamic.model import Packed
     from tilewright.ir.forms.graph import Form, Graph
     from tilewright.pytorch.module import CompiledModule
     from tilewright.pytorch.ranged import RangedModule
@@ -276,10 +277,12 @@ def _ways(chosen: Options) -> Ways:
     from tilewright.ops.lower import output_forms
 
     find_blocks = partial(blocks_of, target=_goal(chosen))
-    compile_exact = partial(compile_at_call, options=chosen)
 
-    def compile_rooms(graph: Graph, forms: Mapping[str, tuple[Form, ...]]) -> RoomModel:
-        return RoomModel.of(graph, compile_exact(graph), forms)
+    def compile_exact(graph: Graph, packed: Packed) -> Model:
+        return compile_at_call(graph, chosen.override(packed=packed))
+
+    def compile_rooms(graph: Graph, forms: Mapping[str, tuple[Form, ...]], packed: Packed) -> RoomModel:
+        return RoomModel.of(graph, compile_exact(graph, packed), forms)
 
     return Ways(output_forms, compile_rooms, compile_exact, find_blocks)
 

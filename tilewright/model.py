@@ -36,6 +36,7 @@ from tilewright.runtime.outputs import output_memory
 if TYPE_CHECKING:
     from tilewright.compiler.pipeline import Artifact
     from tilewright.ir.forms.loops import Call
+    from tilewright.ir.forms.tensor import Layout
     from tilewright.packages.files import ShippedArtifact
 
 Array = np.ndarray[Any, Any]
@@ -104,6 +105,11 @@ class Model(NotPickled):
         """Wait, at most so long, for the code that stays; whether it is there. Only `effort="adaptive"` has another
         before."""
         return self._background is None or self._background.wait(seconds)
+
+    @property
+    def packed(self) -> tuple[tuple[str, Layout], ...]:
+        """How constants lie that are packed, by name; of a saved model it is not known."""
+        return getattr(self._artifact, "packed", ())
 
     @property
     def artifact(self) -> Artifact:

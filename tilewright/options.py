@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.errors import OptionError
+from tilewright.ir.forms.tensor import Layout
 from tilewright.runtime.cache import default_root
 from tilewright.runtime.cores import usable_cores
 from tilewright.runtime.cpu_model import MAX_THREADS
@@ -118,6 +119,8 @@ class Options:
     tune_records  a file of what was measured, which is read, and with `tune` appended to; without `tune` what it says
                 is chosen and nothing measured. None: a file in the cache
     tune_watch  called with a `Tuning` as it gets on
+    packed      (name, Layout) pairs: how constants lie in a compiled model that shares them with this one. They lie so
+                here too where that is predicted to cost little, so that both may have one copy
     variants    how many sets of shapes a model with open dimensions keeps compiled at once
     dump        a directory that receives every form of the model as text
     stop_after  the stage to stop after
@@ -147,6 +150,7 @@ class Options:
     tune_arithmetic: bool = False
     tune_records: Path | None = None
     tune_watch: Watch | None = field(default=None, compare=False, repr=False)
+    packed: tuple[tuple[str, Layout], ...] = ()
     variants: int = 8
     dump: Path | None = None
     stop_after: str | None = None

@@ -23,6 +23,7 @@ from tilewright.ir.forms.compute import Program, reads
 from tilewright.ir.forms.dtypes import DType
 from tilewright.ir.forms.graph import Graph
 from tilewright.ir.forms.loops import Call, LoopProgram
+from tilewright.ir.forms.tensor import Layout
 from tilewright.ir.text import parse, text
 from tilewright.lower.parts import has_regions
 from tilewright.lower.program import lower_program
@@ -124,6 +125,14 @@ class Artifact:
     parts: tuple[Part, ...] = ()  # where data decide what runs
     batches: int = 1  # that follow each other; all forms are of one of them
     visits: tuple[int, ...] = ()  # the parts that run one after the other, by number: of a model in sweeps
+
+    @property
+    def packed(self) -> tuple[tuple[str, Layout], ...]:
+        """How constants lie that are packed, by name."""
+        if self.plan is None or self.program is None:
+            return ()
+        constants = {t.name for t in self.program.constants}
+        return tuple((name, layout) for name, layout in self.plan.layouts if name in constants)
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -351,7 +360,8 @@ def _merge(program: Program, target: Target, options: Options, memo: Memo) -> Pr
         return _predicted_part(part, target, options, memo, schedule, steps)
 
     # steps first: what is alike in every one of them is then merged once, in the Scan
-    return merge_alike(reroll(program, steps), predict, lambda whole: choose_layouts(whole, target).layouts)
+    return merge_alike(reroll(program, steps), predict, lambda whole: choose_layouts(whole, target).layouts,
+                       dict(options.packed))  # fmt: skip
 
 
 def _steps_predictor(target: Target, options: Options, memo: Memo) -> Predict:

@@ -41,7 +41,8 @@ def settle(
     """The stages from Program to Loops; `results` has what each of them gave last."""
 
     def tried(schedule: str, whole: bool, plain: frozenset[str] = frozenset()) -> tuple[Plan, LoopProgram]:
-        make = partial(make_plan, memo=memo, whole=whole, plain=plain, hurried=options.effort == "fast")
+        make = partial(make_plan, memo=memo, whole=whole, plain=plain, hurried=options.effort == "fast",
+                       packed=dict(options.packed))  # fmt: skip
         if schedule == "connected" and too_large:  # whatever else it costs, it is to be in parts
             seconds = plan_seconds(make_plan(program, target, schedule, memo=memo, whole=False), program)
             make = partial(make, dear=dict.fromkeys(too_large, seconds))

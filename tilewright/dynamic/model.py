@@ -11,6 +11,7 @@ import numpy as np
 
 from tilewright.calls.arguments import Array, NotPickled, bind, by_name
 from tilewright.errors import CancelledError, InputError
+from tilewright.ir.forms.tensor import Layout
 
 if TYPE_CHECKING:
     from tilewright.calls.profiles import Profile
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tilewright.ir.forms.loops import Call
 
 P = TypeVar("P", bound="Named")
+Packed = tuple[tuple[str, Layout], ...]
 
 
 class Named(Protocol):
@@ -46,6 +48,8 @@ class Compiled(Protocol):
     def calls(self) -> tuple[Call, ...]: ...
     @property
     def artifact(self) -> Artifact: ...
+    @property
+    def packed(self) -> Packed: ...
     @property
     def runners(self) -> Sequence[Any]: ...
     def __call__(self, /, *args: Any, **named: Any) -> list[Array]: ...
@@ -106,6 +110,11 @@ class LateModel(NotPickled, ABC, Generic[P]):
     def runners(self) -> tuple[Any, ...]:
         """What runs the kernels of all that is compiled."""
         return tuple(runner for model in self._held() for runner in model.runners)
+
+    @property
+    def packed(self) -> Packed:
+        """How constants lie that are packed, by name: of several models as the first of them has them."""
+        return tuple({name: layout for model in reversed(self._held()) for name, layout in model.packed}.items())
 
     @property
     def artifact(self) -> Artifact:

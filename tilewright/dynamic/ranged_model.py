@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -15,19 +15,20 @@ import numpy as np
 
 from tilewright.calls.arguments import Array, Port, as_array, bind, random_arrays
 from tilewright.calls.profiles import Profile, joined
-from tilewright.dynamic.model import Compiled, LateModel, fill, share_weights
+from tilewright.dynamic.model import Compiled, LateModel, Packed, fill, share_weights
 from tilewright.dynamic.saved_ranges import save
 from tilewright.dynamic.spans import Places, Span, covering
 from tilewright.dynamic.variants import OpenPort
 from tilewright.errors import CutError, InputError, ModelError, UnsupportedError, printable
 from tilewright.ir.forms.blocks import Blocks
 from tilewright.ir.forms.graph import Form, Graph, Room
+from tilewright.ir.forms.tensor import Layout
 
 T = TypeVar("T")
 _MOST_VARIANTS = 64  # that one artifact has
-_FACTOR = 8  # of a room's largest number over its smallest
+_FACTOR = 16  # of a room's largest number over its smallest
 
-CompileGraph = Callable[[Graph], Compiled]
+CompileGraph = Callable[[Graph, Packed], Compiled]
 Forms = Mapping[str, tuple[Form, ...]]
 Rooms = tuple[Room, ...]
 FindBlocks = Callable[[Callable[[int], Graph], int, int], Blocks | None]
@@ -226,11 +227,11 @@ class Family(Protocol):
 
 @dataclass(frozen=True)
 class Ways:
-    """How a family's Graphs are compiled: one with rooms and the forms of what it gives, one for its sizes alone; and
-    which blocks a batch goes in."""
+    """How a family's Graphs are compiled, with constants packed as others have them: one with rooms and the forms of
+    what it gives, one for its sizes alone; and which blocks a batch goes in."""
 
     output_forms: Callable[[Graph], Forms]
-    compile_open: Callable[[Graph, Forms], Compiled]
+    compile_open: Callable[[Graph, Forms, Packed], Compiled]
     compile_graph: CompileGraph
     find_blocks: FindBlocks
 
@@ -249,8 +250,9 @@ def _compile_ranges(family: Family, spans: Sequence[Span], ways: Ways) -> tuple[
     if len(spans) == 1 and spans[0].step == 1:
         blocks = ways.find_blocks(lambda samples: family.exact((samples,)), spans[0].low, spans[0].high)
     if blocks is not None:
-        sizes = sorted(blocks.sizes)
-        return [_compiled(spans, (Room(n, n),), family.exact((n,)), None, ways) for n in sizes], blocks
+        alike = _Alike(ways)
+        sizes = sorted(blocks.sizes, reverse=True)
+        return [alike.compiled(spans, (Room(n, n),), family.exact((n,)), None) for n in sizes][::-1], blocks
 
     def opened(rooms: Rooms) -> tuple[Rooms, Graph, Forms | None]:
         if all(room.low == room.high for room in rooms):
@@ -258,12 +260,15 @@ def _compile_ranges(family: Family, spans: Sequence[Span], ways: Ways) -> tuple[
         graph = family.open(rooms)
         return rooms, graph, ways.output_forms(graph)
 
+    alike = _Alike(ways)
+
     def compiled(rooms: Rooms) -> Ranged:
-        return _compiled(spans, *known.pop(rooms, None) or opened(rooms), ways)
+        return alike.compiled(spans, *known.pop(rooms, None) or opened(rooms))
 
     # what operators treat alike is known before anything is compiled
     known = {found[0]: found for found in _covered(spans, product(*(covering(s, _FACTOR) for s in spans)), opened)}
-    return _covered(spans, known, compiled), None
+    made = _covered(spans, list(known)[::-1], compiled)
+    return sorted(made, key=lambda ranged: [room.low for room in ranged.variant.rooms]), None
 
 
 def _covered(spans: Sequence[Span], rooms: Iterable[Rooms], give: Callable[[Rooms], T]) -> list[T]:
@@ -295,10 +300,21 @@ def _too_many(spans: Sequence[Span], why: Exception) -> ModelError:
     )
 
 
-def _compiled(spans: Sequence[Span], rooms: Rooms, graph: Graph, forms: Forms | None, ways: Ways) -> Ranged:
-    start = time.perf_counter()
-    model = ways.compile_graph(graph) if forms is None else ways.compile_open(graph, forms)
-    return Ranged(RangeVariant(tuple(spans), rooms, time.perf_counter() - start), model)
+@dataclass
+class _Alike:
+    """Compiles forms of one model, the largest sizes first: those after it read weights as it has them packed."""
+
+    ways: Ways
+    packed: dict[str, Layout] = field(default_factory=dict)
+
+    def compiled(self, spans: Sequence[Span], rooms: Rooms, graph: Graph, forms: Forms | None) -> Ranged:
+        start, packed = time.perf_counter(), tuple(self.packed.items())
+        if forms is None:
+            model = self.ways.compile_graph(graph, packed)
+        else:
+            model = self.ways.compile_open(graph, forms, packed)
+        self.packed = {**dict(model.packed), **self.packed}
+        return Ranged(RangeVariant(tuple(spans), rooms, time.perf_counter() - start), model)
 
 
 def ranged_graphs(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from tilewright.calls.arguments import suggest
@@ -48,18 +49,21 @@ class Span:
 
 
 def covering(span: Span, factor: int) -> list[Room]:
-    """Rooms for all numbers of a span, the largest number of each at most so many times the smallest. Extents of none
-    and one have rooms of their own, since operators treat them in their own ways."""
+    """Rooms for all numbers of a span, as few as there can be when the largest number of each is about so many times
+    the smallest at most, and that of all about as many times. Extents of none and one have rooms of their own, since
+    operators treat them in their own ways."""
     whole = span.numbers
     alone = [n for n in range(whole.low, min(whole.low + 2, whole.high + 1)) if span.size(n) < 2]
     rooms = [Room(n, n) for n in alone]
     low, high = whole.low + len(alone), whole.high
-    above: list[Room] = []
-    while low <= high:
-        begin = max(low, high // factor + 1)
-        above.append(Room(begin, high))
-        high = begin - 1
-    return [*rooms, *reversed(above)]
+    if low > high:
+        return rooms
+    times = high / max(1, low)
+    count = 1
+    while factor**count < times:
+        count += 1
+    tops = [round(high / times ** (k / count)) for k in reversed(range(count))]
+    return [*rooms, *(Room(before + 1, top) for before, top in pairwise((low - 1, *tops)) if before < top)]
 
 
 def read_spans(dynamic: Mapping[Any, Any], inputs: Mapping[str, Extents | None]) -> tuple[tuple[Span, ...], Places]:

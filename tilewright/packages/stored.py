@@ -24,6 +24,7 @@ from tilewright.errors import ModelError, ToolError
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.graph import Graph
 from tilewright.ir.forms.loops import Call
+from tilewright.ir.forms.tensor import Layout
 from tilewright.options import Options
 from tilewright.packages.inspection import EXPLANATION, PLAN
 from tilewright.runtime.cache import Cache, CacheError, content_key
@@ -33,6 +34,7 @@ from tilewright.runtime.ownership import ForeignError
 from tilewright.runtime.permissions import PermissionRefused
 from tilewright.runtime.toolchain import ToolchainError, find_compiler, this_machine
 from tilewright.target import Target
+from tilewright.tile_graph.plan.form import layouts_from_json, layouts_to_json
 
 if TYPE_CHECKING:
     from tilewright.compiler.pipeline import Artifact
@@ -72,6 +74,7 @@ class StoredArtifact:
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     calls: tuple[Call, ...]
+    packed: tuple[tuple[str, Layout], ...]
     rebuild: Callable[[], Artifact]
     read_texts: Callable[[], Texts | None]
 
@@ -148,7 +151,7 @@ def find(source: Source, target: Target, options: Options, build: Callable[[], A
     if not fits(runner, inputs, outputs):
         return None
     calls = tuple(Call(kernel, tuple(arguments), step) for kernel, arguments, step in row["calls"])
-    return StoredArtifact(target, runner, inputs, outputs, calls,
+    return StoredArtifact(target, runner, inputs, outputs, calls, layouts_from_json(row["packed"]),
                           lambda: _rebuild(source, build), partial(_texts, source, target, options))  # fmt: skip
 
 
@@ -160,7 +163,7 @@ def is_heavy(artifact: Artifact) -> bool:
 def slimmed(source: Source, artifact: Artifact, options: Options, build: Callable[[], Artifact]) -> StoredArtifact:
     """A model as if it came from the cache: without every form of it, each of which holds its weights."""
     inputs, outputs = (tuple((p.name, p.dtype, p.shape) for p in side) for side in (artifact.inputs, artifact.outputs))
-    return StoredArtifact(artifact.target, artifact.runner, inputs, outputs, artifact.calls,
+    return StoredArtifact(artifact.target, artifact.runner, inputs, outputs, artifact.calls, artifact.packed,
                           lambda: _rebuild(source, build),
                           partial(_texts, source, artifact.target, options))  # fmt: skip
 
@@ -179,6 +182,7 @@ def keep(source: Source, artifact: Artifact, options: Options, texts: Callable[[
         "permissions": built.permissions,
         "inputs": [(port.name, port.dtype.name, port.shape) for port in artifact.inputs],
         "outputs": [(port.name, port.dtype.name, port.shape) for port in artifact.outputs],
+        "packed": layouts_to_json(artifact.packed),
         "calls": [(call.kernel, call.arguments, call.step) for call in artifact.calls],
     }
     try:

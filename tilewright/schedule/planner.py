@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import TypeVar
 
 from tilewright.backend import backend_for
@@ -28,7 +29,9 @@ from tilewright.tile_graph.algebra.signature import signature
 from tilewright.tile_graph.plan.form import Estimate, Hold, Leaf, Plan, Tile
 
 _MOST_REFINED = 24  # kernels that differ, those that take most time first
+_ALIKE_WORTH = 1.05  # times as long a kernel by itself may take that reads constants as another plan has them
 _Item = TypeVar("_Item")
+Layouts = dict[Tensor, Layout]
 
 
 @dataclass
@@ -44,7 +47,7 @@ class Part:
 def make_plan(
     program: Program, target: Target, schedule: str = "connected", streaming: str = "auto", memo: Memo | None = None,
     whole: bool = True, plain: frozenset[str] = frozenset(), hurried: bool = False,
-    dear: Mapping[str, float] | None = None,
+    dear: Mapping[str, float] | None = None, packed: Mapping[str, Layout] | None = None,
 ) -> Plan:  # fmt: skip
     """`none`: every compute its own kernel; `register`: maps fused; `connected`: tiles shared at every level.
 
@@ -52,7 +55,8 @@ def make_plan(
     kernels are refined once more and may share launches; plans that are only compared with each other stay as found.
     Kernels that would store what `plain` names are those of one nest each instead. `hurried`: without ways to be
     compared for little, and without hints, which are text. `dear` is what it is worth not to store some tensors, in
-    seconds, beyond what is predicted.
+    seconds, beyond what is predicted. `packed` is how constants lie, by name, in a plan that shares them with this one:
+    they lie so here too, where that is predicted to cost little.
     """
     backend = backend_for(target)
     program = _without_ends(program) if backend.ends_loops else program
@@ -62,20 +66,19 @@ def make_plan(
                           frozenset(program.staged), memo, stepped=read_by_steps(program),
                           asks_ahead=not hurried, hurried=hurried)  # fmt: skip
     planned: list[tuple[Part, Fused, list[Nest], dict[Nest, Leaf]]] = []
-    packed: dict[Nest, Sequence[Tensor]] = {}
+    own: dict[Nest, Sequence[Tensor]] = {}
     for part in parts_of(program):
         apart = context.staged | backend.separate_views(part.computes, context)
         fused = fuse_registers(part.computes, part.kept, target, apart) if schedule != "none" else Fused()
         nests = _nests(part, fused)
         plans: dict[Nest, Leaf] = {}
         for nest in sorted(nests, key=lambda n: n.tensor in context.staged):  # copies last: readers choose their order
-            plans[nest] = _plan_once(nest, context, backend)
-            wanted = backend.constant_layouts(nest, plans[nest], context)
-            layouts.update({t: memo.layout(layout) for t, layout in wanted.items()})
-            packed[nest] = tuple(wanted)
+            plans[nest], wanted, shared = _plan_packed(nest, context, backend, packed or {})
+            layouts.update({**wanted, **shared})
+            own[nest] = tuple(wanted)
         planned.append((part, fused, nests, plans))
     context = replace(context, kinds={})  # layouts are settled
-    alone = packed_alone(packed, program.constants)
+    alone = packed_alone(own, program.constants)
     final = dict(layouts)  # with those of leaves that are planned again for their tiles
     settled = context.with_layouts(lambda t: final.get(t) or Layout.natural(t.rank))
     units: list[Unit] = []
@@ -139,6 +142,35 @@ def _plan_once(nest: Nest, context: NestContext, backend: Backend) -> Leaf:
     if key not in known:
         known[key] = backend.plan_leaf(nest, context)
     return known[key].renamed(nest.tensor.name, nest.core, nest.epilogue)
+
+
+def _plan_packed(
+    nest: Nest, context: NestContext, backend: Backend, packed: Mapping[str, Layout]
+) -> tuple[Leaf, Layouts, Layouts]:
+    """The plan of a nest, the constants that lie as it wants them, and those that lie as is given."""
+
+    def planned(around: NestContext) -> tuple[Leaf, Layouts]:
+        leaf = _plan_once(nest, around, backend)
+        wanted = backend.constant_layouts(nest, leaf, around)
+        return leaf, {t: context.memo.layout(layout) for t, layout in wanted.items()}
+
+    leaf, wanted = planned(context)
+    given = {
+        t: context.memo.layout(packed[t.name]) for t in nest.reads()
+        if t in context.constants and t.name in packed and context.packable(t) and packed[t.name].fits(t)
+    }  # fmt: skip
+    if all(wanted.get(t) == layout for t, layout in given.items()):
+        return leaf, wanted, {}
+
+    def seconds(leaf: Leaf, layouts: Layouts) -> float:
+        around = context.with_layouts(lambda t: layouts.get(t) or context.layout(t))
+        choice = backend.choose_tile([nest], [leaf], around, frozenset(nest.stores), {})
+        return inf if choice is None else choice.seconds
+
+    other, beside = planned(context.with_layouts(lambda t: given.get(t) or context.layout(t)))
+    if seconds(other, {**beside, **given}) <= _ALIKE_WORTH * seconds(leaf, wanted):
+        return other, beside, given
+    return leaf, wanted, {}
 
 
 def predicted_seconds(program: Program, target: Target, schedule: str, memo: Memo | None = None) -> float:

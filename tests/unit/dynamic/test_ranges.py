@@ -28,7 +28,8 @@ def test_rooms_cover_every_number_once() -> None:
         numbers = [n for room in rooms for n in range(room.low, room.high + 1)]
         assert [span.size(n) for n in numbers] == list(range(low, high + 1, step))
         assert all(span.size(room.high) > 1 or room.low == room.high for room in rooms)
-    assert covering(Span("n", 1, 512), 8) == [Room(1, 1), Room(2, 8), Room(9, 64), Room(65, 512)]
+    assert covering(Span("n", 1, 512), 16) == [Room(1, 1), Room(2, 32), Room(33, 512)]
+    assert covering(Span("n", 1, 64), 8) == [Room(1, 1), Room(2, 11), Room(12, 64)]
 
 
 @pytest.mark.parametrize(
@@ -91,18 +92,35 @@ def expected(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
 def test_one_artifact_for_all_sizes(tmp_path: Path, kernel_cache: Path) -> None:
     model, weight = attention()
     options = tilewright.Options(cache_dir=kernel_cache, threads=2)
-    made: Any = tilewright.compile(model, dynamic={"n": (2, 20)}, options=options)
-    assert [str(v) for v in made.variants] == ["n 2", "n 3 to 20"] and made.compilations == 2
+    made: Any = tilewright.compile(model, dynamic={"n": (1, 20)}, options=options)
+    assert [str(v) for v in made.variants] == ["n 1", "n 2 to 20"] and made.compilations == 2
     assert made.inputs[0].shape == ("n", 8)
     made.save(tmp_path / "saved")
     loaded: Any = tilewright.load(tmp_path / "saved")
-    for size in range(2, 21):
+    for size in range(1, 21):
         x = np.random.default_rng(size).standard_normal((size, 8)).astype(np.float32)
         for each in (made, loaded):
             np.testing.assert_allclose(each(x)[0], expected(x, weight), rtol=1e-4, atol=1e-5)
-    with pytest.raises(InputError, match="axis 0 of input 'x' is 21, and the model is compiled for n from 2 to 20"):
+    with pytest.raises(InputError, match="axis 0 of input 'x' is 21, and the model is compiled for n from 1 to 20"):
         loaded(np.zeros((21, 8), np.float32))
-    assert "n 3 to 20" in made.explain() and loaded.compilations == 2
+    assert "n 2 to 20" in made.explain() and loaded.compilations == 2
+
+
+def test_forms_read_weights_packed_alike() -> None:
+    """By itself one row would have wider panels than many."""
+    shapes, rng = {"w": (64, 384), "v": (384, 64)}, np.random.default_rng(0)
+    given = [numpy_helper.from_array(rng.standard_normal(s).astype(np.float32), n) for n, s in shapes.items()]
+    nodes = [N("MatMul", ["x", "w"], ["h"]), N("Tanh", ["h"], ["t"]), N("MatMul", ["t", "v"], ["u"]),
+             N("Softmax", ["u"], ["y"], axis=0)]  # fmt: skip
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 64]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "g", ports[:1], ports[1:], given)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    options = tilewright.Options(target="emerald_rapids_avx512", threads=1, stop_after="plan")
+    made: Any = tilewright.compile(model, dynamic={"n": (1, 200)}, options=options)
+    packed = [dict(ranged.model.packed) for ranged in made.kept]
+    assert len(packed) == 3 and packed[0].keys() >= {"w", "v"} and all(each == packed[0] for each in packed)
+    alone: Any = tilewright.compile(model, shapes={"n": 1}, options=options)
+    assert dict(alone.packed) != packed[0]
 
 
 def test_a_dimension_that_stays_open_is_named() -> None:

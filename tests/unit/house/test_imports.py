@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "intrinsics": {"ir"},
     "render": {"ir", "target", "intrinsics"},
     "runtime": set(),
-    "options": {"runtime", "target"},  # names of machines, and where caches are
+    "options": {"ir", "runtime", "target"},  # layouts, names of machines, and where caches are
     "compiler": {"options", *BELOW_COMPILER},
     "calls": {"options"},
     "tune": COMPILER_AND_BELOW,

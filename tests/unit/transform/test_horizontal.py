@@ -20,6 +20,7 @@ from tilewright.frontend.onnx.model import load
 from tilewright.ir.analysis.verify import verify_program
 from tilewright.ir.forms.compute import Map, Program, Reduce, Scan, factors, reads
 from tilewright.ir.forms.expr import Load
+from tilewright.ir.forms.tensor import Layout
 from tilewright.ir.meaning.machine import Machine
 from tilewright.options import Options
 from tilewright.target import machine
@@ -254,6 +255,23 @@ def test_refused_where_it_is_predicted_to_be_slower() -> None:
         assert merge_alike(folded, slower, lambda _: {}) is folded
     for faster in (predicting(1.0, 2), predicting(0.9, 3)):
         assert len(merge_alike(folded, faster, lambda _: {}).computes) == fewest
+
+
+def test_of_ways_that_are_near_each_other_the_one_with_known_constants_is_taken() -> None:
+    """Forms of a model that share their weights had better merge the same ones."""
+    folded = programs(projections((8, 8, 8)))["fold"]
+    merged = always(folded)
+    (joined,) = (t for t in merged.constants if t.rank > 1 and t not in folded.constants)
+    packed = {joined.name: Layout.natural(joined.rank)}
+
+    def predicting(together: float) -> Predict:
+        return lambda part, _: (1.0, 3) if len(products(part)) > 1 else (together, 3)
+
+    assert merge_alike(folded, predicting(1.03), lambda _: {}) is folded
+    assert joined.name in {t.name for t in merge_alike(folded, predicting(1.03), lambda _: {}, packed).constants}
+    assert merge_alike(folded, predicting(1.2), lambda _: {}, packed) is folded
+    apart = {t.name: Layout.natural(t.rank) for t in folded.constants if t.rank > 1}
+    assert merge_alike(folded, predicting(0.97), lambda _: {}, apart) is folded
 
 
 def test_equal_groups_are_judged_once() -> None:

@@ -85,6 +85,12 @@ class Layout:
     def is_natural(self) -> bool:
         return not self.swizzle and not self.gap and all(s == StorageAxis(i) for i, s in enumerate(self.order))
 
+    def fits(self, tensor: Tensor) -> bool:
+        """Whether a tensor may lie so: it has these axes, and no part that is cut along one is longer than that."""
+        cuts = {part.axis: part.step for part in self.order if part.size is None}
+        whole = [e for e in tensor.shape if isinstance(e, int)]
+        return sorted(cuts) == list(range(len(whole))) and all(step <= whole[axis] for axis, step in cuts.items())
+
     def storage_shape(self, shape: tuple[Extent, ...]) -> tuple[Extent, ...]:
         sizes: list[Extent] = []
         for part in self.order:

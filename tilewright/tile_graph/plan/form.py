@@ -387,6 +387,18 @@ def _layout(value: Mapping[str, Any]) -> Layout:
     return made
 
 
+def layouts_to_json(layouts: tuple[tuple[str, Layout], ...]) -> str:
+    return json.dumps(_encoded(layouts))
+
+
+def layouts_from_json(text: str) -> tuple[tuple[str, Layout], ...]:
+    return _named_layouts(json.loads(text))
+
+
+def _named_layouts(rows: Any) -> tuple[tuple[str, Layout], ...]:
+    return tuple((name, _layout(layout)) for name, layout in rows)
+
+
 def _tile(value: Mapping[str, Any]) -> Tile:
     body = _node(value)
     if not isinstance(body, Tile):
@@ -396,5 +408,5 @@ def _tile(value: Mapping[str, Any]) -> Tile:
 
 def _plan(value: Mapping[str, Any]) -> Plan:
     return Plan(value["target"], value["schedule"], _tile(value["body"]),
-                tuple((name, _layout(layout)) for name, layout in value.get("layouts", ())),
+                _named_layouts(value.get("layouts", ())),
                 tuple(_of(Case, case, body=_tile(case["body"])) for case in value.get("cases", ())))  # fmt: skip

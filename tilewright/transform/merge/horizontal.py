@@ -28,6 +28,7 @@ _MOST_CONNECTED = 64  # of a neighbourhood in which ways to connect are looked f
 _MOST_TRIALS = 24  # groups that are judged; equal ones count once
 
 _WORTH = 0.98  # of the time apart, where there are as many kernels as before: less is within the prediction's error
+_ALIKE_WORTH = 1.05  # times as long, of a way that has its constants as another plan has them
 _NEARLY_WORTH = 0.99  # of the time apart, for other ways to merge the same computes to be tried
 
 Predict = Callable[[Program, bool], tuple[float, int]]
@@ -35,13 +36,16 @@ Predict = Callable[[Program, bool], tuple[float, int]]
 
 
 def merge_alike(
-    program: Program, predict: Predict | None, layouts: Callable[[Program], Mapping[Tensor, Layout]]
-) -> Program:
+    program: Program, predict: Predict | None, layouts: Callable[[Program], Mapping[Tensor, Layout]],
+    packed: Mapping[str, Layout] | None = None,
+) -> Program:  # fmt: skip
     """The Program with alike computes merged where `predict` says that this takes no longer; all of them without it.
 
-    `layouts` tells how tensors of a Program will be stored, which counts where a neighbourhood ends.
+    `layouts` tells how tensors of a Program will be stored, which counts where a neighbourhood ends. `packed` is how
+    constants lie, by name, in a plan that shares them with this one's: of ways that take nearly as long the one with
+    the same constants is taken.
     """
-    judge = _Judge(program, predict, layouts)
+    judge = _Judge(program, predict, layouts, packed or {})
     joiner = Joiner(Constants(program.constants), {t.name for t in _all_tensors(program)})
     found = _Part(program.computes, frozenset(program.outputs), joiner, judge).merged()
     if found is None:
@@ -62,6 +66,7 @@ class _Judge:
     program: Program
     predict: Predict | None
     layouts: Callable[[Program], Mapping[Tensor, Layout]]
+    packed: Mapping[str, Layout]
     known: dict[Hashable, tuple[int | None, str]] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     _stored: Mapping[Tensor, Layout] | None = None
@@ -81,10 +86,29 @@ class _Judge:
                 found += [self.predict(p, connecting) for p in merged[1:]]
             fastest = min(range(len(found)), key=lambda n: (found[n][0], peak_bytes(merged[n])))
             seconds, fewer = found[fastest]
-            text = f"predicted {1e6 * seconds:.1f} us against {1e6 * before:.1f} us"
             is_worth_it = seconds <= before * (1.0 if fewer < kernels else _WORTH)
-            self.known[key] = (fastest if is_worth_it else None, text)
+            chosen = self._alike(apart, merged[: len(found)], [before, *(s for s, _ in found)],
+                                 fastest if is_worth_it else None)  # fmt: skip
+            seconds = found[fastest if chosen is None else chosen][0]
+            self.known[key] = (chosen, f"predicted {1e6 * seconds:.1f} us against {1e6 * before:.1f} us")
         return self.known[key][0]
+
+    def _alike(
+        self, apart: Program, merged: Sequence[Program], seconds: Sequence[float], chosen: int | None
+    ) -> int | None:
+        """The way that has most of its constants as another plan has them, where it takes little longer than the chosen
+        one; `seconds` are of what is apart, then of the merged."""
+
+        def own_bytes(program: Program) -> int:
+            weights = {t for c in program.computes for t in reads(c) if t in program.constants and t.rank > 1}
+            return sum(t.most_bytes for t in weights if t.name not in self.packed or not self.packed[t.name].fits(t))
+
+        if not self.packed:
+            return chosen
+        ways: dict[int | None, Program] = {None: apart, **dict(enumerate(merged))}
+        times = dict(zip(ways, seconds, strict=True))
+        near = [way for way in ways if way == chosen or times[way] <= _ALIKE_WORTH * times[chosen]]
+        return min(near, key=lambda way: (own_bytes(ways[way]), way != chosen, times[way]))
 
     def remark(self, key: Hashable, group: Group, merged: Compute) -> None:
         first = group.members[0].compute

@@ -311,9 +311,15 @@ def _facts(
     gathered: dict[Load, float] = {}
     pitches: dict[Load, int] = {}
     orders: dict[Load, tuple[int, ...]] = {}
+    panel = 0
     for node in nest.element_loads:
         free = node.source in context.constants or node.source in context.staged
-        packed = vector is not None and free and packed_axis(node, vector) is not None
+        along = packed_axis(node, vector) if vector is not None and free else None
+        inner = context.layout(node.source).order[-1:]
+        is_given = not context.layout(node.source).is_natural
+        packed = along is not None and (not is_given or inner[0].axis == along)
+        if packed and is_given and inner[0].size is not None:
+            panel = max(panel, inner[0].size // lanes)
         by_row = row is not None and moves(node, row)
         scattered[node] = not packed and not by_row and _is_scattered(node, vector, reduction, context)
         runs[node] = packed or row is None or not (by_row or scattered[node])
@@ -330,7 +336,7 @@ def _facts(
         _cut_axis(nest, reduction, unroll) if over_weights else None,
         operands_of(nest, vector, row, runs, scattered, gathered, pitches, orders, context.target),
         factors_of(nest, vector, row),
-        walked_on(nest, vector, row, context), _parts(nest, vector, lanes),
+        walked_on(nest, vector, row, context), _parts(nest, vector, lanes), panel,
     )  # fmt: skip
 
 

@@ -99,6 +99,8 @@ def _forms(facts: ContractionFacts) -> list[tuple[int, int, bool, int]]:
     for vectors in range(1, most_vectors + 1):
         if vectors > 1 and (vectors - 1) * facts.lanes >= width:
             break
+        if facts.panel and vectors % facts.panel and facts.panel % vectors:
+            continue  # a register tile lies in one panel, or has whole ones: where a vector begins is one number then
         for rows in range(1, min(height, _MOST_ROWS) + 1):
             # a vector is multiplied into all rows before the next is needed: where rows wait in registers, two will do,
             # and so they do where there is one row

@@ -73,6 +73,7 @@ class ContractionFacts:
     factors: tuple[tuple[int, bool, bool], ...] = ()
     runs: Mapping[Axis, tuple[Axis, ...]] = field(default_factory=dict)  # what register tiles walk on to from an axis
     parts: tuple[int, ...] = ()  # what the vector axis is cut into where windows hang over its ends
+    panel: int = 0  # vectors of a row of the panels that an operand lies in; 0 where none does, or may lie otherwise
 
     @cached_property
     def reduction(self) -> int:
