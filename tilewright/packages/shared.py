@@ -4,7 +4,7 @@ says where its own are."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import pairwise
@@ -14,7 +14,7 @@ import numpy as np
 
 from tilewright.packages.directory import MANIFEST, sums
 from tilewright.packages.manifest import FORMAT, KIND, Manifest, manifest_from, said_by, unsealed
-from tilewright.runtime.weights import WEIGHT_ALIGNMENT, shared_table
+from tilewright.runtime.weights import WEIGHT_ALIGNMENT, divides, shared_table
 from tilewright.version import VERSION
 
 WEIGHTS = "model.weights"
@@ -24,21 +24,43 @@ SHARED = "shared.weights"
 def share_weights(place: Path, folders: Iterable[Path]) -> None:
     """Models for a CPU that were just written to folders below a place keep what weights they have in common there."""
     models = [found for folder in folders if (found := _saved(folder)) is not None]
-    pieces = {digest: data.size for model in models for _, digest, data in model.pieces()}
-    if sum(pieces.values()) == sum(model.size for model in models):
+    pieces = {digest: data for model in models for _, digest, data in model.pieces()}
+    places, written = _placed(pieces)
+    if sum(pieces[digest].size for digest in written) == sum(model.size for model in models):
         return
-    places: dict[bytes, int] = {}
     with (place / SHARED).open("wb") as file:
-        for model in models:
-            for _, digest, data in model.pieces():
-                if digest not in places:
-                    places[digest] = file.tell()
-                    file.write(data.data)
-                    file.write(bytes(-data.size % WEIGHT_ALIGNMENT))
+        for digest in written:
+            file.write(pieces[digest].data)
+            file.write(bytes(-pieces[digest].size % WEIGHT_ALIGNMENT))
         size = file.tell()
     line = sums(place, [SHARED])[SHARED]
     for model in models:
         model.refer(place / SHARED, size, line, places)
+
+
+def _placed(pieces: Mapping[bytes, np.ndarray]) -> tuple[dict[bytes, int], list[bytes]]:
+    """Where each of some distinct pieces lies, and which of them follow each other there: others are parts of these, as
+    weights are that one model has joined and another has not."""
+    lengths = {data.size for data in pieces.values()}
+    places: dict[bytes, int] = {}
+    written: list[bytes] = []
+    end = 0
+    for digest, data in sorted(pieces.items(), key=lambda piece: -piece[1].size):
+        if digest in places:
+            continue
+        places[digest] = end
+        written.append(digest)
+        for length in (n for n in lengths if n < data.size and divides(n, data.size)):
+            for begin in range(0, data.size, length):
+                inside = _digest(data[begin : begin + length])
+                if inside in pieces:
+                    places.setdefault(inside, end + begin)
+        end += -(-data.size // WEIGHT_ALIGNMENT) * WEIGHT_ALIGNMENT
+    return places, written
+
+
+def _digest(data: np.ndarray) -> bytes:
+    return blake2b(data.data, digest_size=32).digest()
 
 
 @dataclass(frozen=True)
@@ -52,7 +74,7 @@ class _Saved:
         weights = np.memmap(self.folder / WEIGHTS, np.uint8, mode="r")
         for begin, end in pairwise((*self.manifest.begins, self.size)):
             data = weights[begin:end]
-            yield begin, blake2b(data.data, digest_size=32).digest(), data
+            yield begin, _digest(data), data
 
     def refer(self, shared: Path, size: int, line: str, places: dict[bytes, int]) -> None:
         """Weights of its own give way to where they are in the shared file."""

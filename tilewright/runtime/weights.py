@@ -23,6 +23,7 @@ _SHARED_MARK = b"TWSHARED"  # a file begins so whose weights lie in another: tw_
 _SHARED_HEAD, _SHARED_PLACE = struct.Struct("=8sqq"), struct.Struct("=qq")
 _LOOK_BYTES = 256
 _WORTH_SHARING_BYTES = 4096  # less is no page less
+_WORTH_FINDING_BYTES = 1 << 14  # inside of others, all of which are looked through for such lengths
 _STREAMED_FROM_BYTES = 64 << 20  # what a process has room for twice
 
 
@@ -70,10 +71,16 @@ class MappedWeights:
         return MappedWeights(tuple(found))
 
     def shared(self, others: Iterable[MappedWeights]) -> MappedWeights:
-        """The same bytes, of which those that are pieces of others, too, are theirs."""
+        """The same bytes, of which those that are pieces of others, too, or lie in them where equal pieces follow each
+        other, are theirs."""
         known: dict[tuple[int, bytes, bytes], list[NDArray[np.uint8]]] = {}
+        lengths = {piece.data.size for piece in self.pieces}
         for piece in chain.from_iterable(other.pieces for other in others):
             known.setdefault(_look(piece.data), []).append(piece.data)
+            for length in (n for n in lengths if n < piece.data.size and divides(n, piece.data.size)):
+                for begin in range(0, piece.data.size, length):
+                    part = piece.data[begin : begin + length]
+                    known.setdefault(_look(part), []).append(part)
 
         def lying(piece: Piece) -> Piece:
             if piece.data.size < _WORTH_SHARING_BYTES:
@@ -82,6 +89,11 @@ class MappedWeights:
             return next((Piece(piece.begin, a) for a in alike if np.array_equal(_words(a), _words(piece.data))), piece)
 
         return MappedWeights(tuple(map(lying, self.pieces)))
+
+
+def divides(length: int, whole: int) -> bool:
+    """Whether parts of such a length, worth to be looked for, follow each other in so many bytes."""
+    return length >= _WORTH_FINDING_BYTES and length % WEIGHT_ALIGNMENT == 0 and whole % length == 0
 
 
 def _look(data: NDArray[np.uint8]) -> tuple[int, bytes, bytes]:

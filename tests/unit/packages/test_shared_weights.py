@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tilewright
 from tilewright.errors import ModelError
+from tilewright.packages.shared import _placed
 from tilewright.runtime.toolchain import find_compiler
 from tilewright.runtime.weights import MappedWeights, Piece, WeightsError, map_weights, shared_table
 
@@ -167,3 +169,18 @@ def test_only_equal_pieces_are_shared() -> None:
     found = own.shared([theirs])
     assert found.pieces[0].data is theirs.pieces[0].data
     assert found.pieces[1:] == own.pieces[1:] and b"".join(found) == b"".join(own)
+
+
+def test_weights_that_another_form_has_joined_are_parts_of_its() -> None:
+    length = 1 << 14
+    joined = np.random.default_rng(0).integers(0, 256, 3 * length, np.uint8)
+    apart = [joined[k * length : (k + 1) * length].copy() for k in range(3)]
+    other = np.random.default_rng(1).integers(0, 256, length, np.uint8)
+    own = MappedWeights(tuple(Piece(k * length, data) for k, data in enumerate([*apart, other])))
+    found = own.shared([MappedWeights((Piece(0, joined),))])
+    begin = joined.ctypes.data
+    assert [p.data.ctypes.data - begin for p in found.pieces[:3]] == [0, length, 2 * length]
+    assert found.pieces[3].data is other
+    digests = [blake2b(data.data, digest_size=32).digest() for data in (*apart, joined, other)]
+    places, written = _placed(dict(zip(digests, (*apart, joined, other), strict=True)))
+    assert written == digests[3:] and [places[d] for d in digests] == [0, length, 2 * length, 0, 3 * length]
