@@ -147,7 +147,7 @@ class _Part:
         self.constants = joiner.constants
         self.judge = judge
         self.scan = scan
-        self.outer = () if scan is None else (scan.axis,)
+        self.scan_axes = () if scan is None else (scan.axis,)
         self.producer = {t: place for place, c in enumerate(computes) for t in c.outputs}
         self.users: dict[Tensor, list[int]] = {}
         self.views = Views()
@@ -218,7 +218,7 @@ class _Part:
             compute = self.computes[place]
             assert isinstance(compute, Map | Reduce)
             values = [_through(v, views) for v in expressions(compute)]
-            found = member_of(place, compute, values, self.constants, self.outer)
+            found = member_of(place, compute, values, self.constants, self.scan_axes)
             if found is not None:
                 alike.setdefault(found[0], []).append(found[1])
         for members in alike.values():
@@ -412,7 +412,7 @@ class _Part:
     def _signature(self, near: Sequence[int]) -> Hashable:
         """Equal for neighbourhoods that differ in names alone, or in which step or slice of something they read."""
         numbers: dict[Tensor, int] = {}
-        parts: list[Hashable] = [self.outer]
+        parts: list[Hashable] = [self.scan_axes]
         for place in near:
             for compute in self.now.get(place, (self.computes[place],)):
                 assert isinstance(compute, Map | Reduce)

@@ -41,7 +41,7 @@ def rows_of_a_register(nest: Nest, found: Contraction, inner: Axis, context: Nes
 
 def _is_even(nest: Nest, found: Contraction, inner: Axis, context: NestContext) -> bool:
     """Whether all rows walked as one lie an equal distance apart."""
-    if found.outer(nest, inner) or found.conditions or not isinstance(found.a, Load):
+    if found.windows(nest, inner) or found.conditions or not isinstance(found.a, Load):
         return False
     steps = [stride(found.a, axis, context) for axis in found.rows]
     inside = zip(steps, steps[1:], found.rows[1:], strict=False)
@@ -87,7 +87,7 @@ def tile_seconds(
     inner = nest.named(plan.order[-1])
     extent = extent_of(inner.extent)
     block = block_of(dot, extent)
-    outer = prod(extent_of(a.extent) for a in found.outer(nest, inner))
+    outer = prod(extent_of(a.extent) for a in found.windows(nest, inner))
     rows: Size = 1
     plain: Size = 1
     for axis in nest.axes:
@@ -132,7 +132,7 @@ def _copied(
 ) -> Size:
     """Cycles of copies: of every row in every step, or of what windows reach over, once."""
     is_whole = extent_of(inner.extent) * found.a.dtype.bytes % TILE_BYTES == 0
-    windows = found.outer(nest, inner)
+    windows = found.windows(nest, inner)
     if windows and (found.conditions or not is_whole):
         reached = rows * _overlap(found, windows, sizes)
         return reached * (_PLACE_CYCLES + _COPY_CYCLES * steps / prod(extent_of(a.extent) for a in windows))

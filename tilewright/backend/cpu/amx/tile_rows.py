@@ -173,7 +173,7 @@ class _Staged(TileRows):
         super().__init__(nest, setting, 1)
         self.contiguous = contiguous
         self.stride = TILE_BYTES // setting.found.a.dtype.bytes
-        self.outer_sizes = tuple(extent_of(a.extent) for a in setting.outer)
+        self.outer_sizes = tuple(extent_of(a.extent) for a in setting.windows)
         registers = -(-setting.size // TILE_ROWS)
         shape = (registers, most, TILE_ROWS, self.stride)
         self.buffer = Buffer(nest.names.fresh("rows"), shape, setting.found.a.dtype, Memory.SCRATCH)
@@ -191,8 +191,8 @@ class _Staged(TileRows):
         result: list[Stmt] = []
         for number, height in enumerate(self.heights(rows)):
             line = Axis("row", height)
-            loops = [Axis(a.name, n) for a, n in zip(self.setting.outer, self.outer_sizes, strict=True)]
-            outer: Env = {a: var(loop) for a, loop in zip(self.setting.outer, loops, strict=True)}
+            loops = [Axis(a.name, n) for a, n in zip(self.setting.windows, self.outer_sizes, strict=True)]
+            outer: Env = {a: var(loop) for a, loop in zip(self.setting.windows, loops, strict=True)}
             before: Expr = const(0)
             for loop, size in zip(loops, self.outer_sizes, strict=True):
                 before = before * size + var(loop)
@@ -289,7 +289,7 @@ def tile_rows(nest: CpuNest, setting: Setting, most: int, is_packed: bool) -> Ti
         step = _row_step(nest, replace(parted, rows=parted.rows[-1:]))
         if step is not None:
             return _in_place(nest, parted, unit, step)
-    reach = _reach(nest, setting) if setting.outer and contiguous else None
+    reach = _reach(nest, setting) if setting.windows and contiguous else None
     if reach is not None:
         parted, unit = _by_image_rows(nest, setting)
         return _Window(nest, parted, unit, reach)
@@ -316,7 +316,7 @@ def _by_image_rows(nest: CpuNest, setting: Setting) -> tuple[Setting, int]:
 def _offset(nest: CpuNest, setting: Setting) -> tuple[Linear, Axis, Axis] | None:
     """Where element k of a row is; None when it is not one read."""
     k, row = Axis("k", extent_of(setting.inner.extent)), Axis("row", max(1, setting.height.extent))
-    at: Env = {a: var(Axis(a.name, extent_of(a.extent))) for a in (*nest.nest.axes, *setting.outer)}
+    at: Env = {a: var(Axis(a.name, extent_of(a.extent))) for a in (*nest.nest.axes, *setting.windows)}
     at = {**at, **row_env(nest, setting, var(row)), setting.inner: var(k)}
     node = simplify(nest.access.lower(substitute(setting.found.a, at)))
     if not isinstance(node, Load) or any(i.reads for i in node.indices):

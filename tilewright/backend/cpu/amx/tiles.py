@@ -91,13 +91,13 @@ class CpuTiles:
     def _most(self, setting: Setting) -> int:
         """Blocks of k that one pass takes."""
         most = min(self.sums.steps, setting.steps)
-        for axis in setting.outer:
+        for axis in setting.windows:
             most *= extent_of(axis.extent)
         return most
 
     def statements(self) -> tuple[Stmt, ...]:
         setting = self.setting
-        plain = [a for a in self.nest.outer if a is not setting.found.column and a not in setting.rows]
+        plain = [a for a in self.nest.loop_axes if a is not setting.found.column and a not in setting.rows]
         loops, env = walked(plain, self.nest.ranges)
         body = (*self.rows.fill(), *serial(loops, self._panels(env)))
         return (*self.rows.around(body), Instruction("tile_release", ()))
@@ -164,8 +164,8 @@ class CpuTiles:
         if sums.loop is not None:
             again = [do("tile_load", (_whole(t), kept[t]), heights[i], dot.lanes, width) for i, _, t in every]
             body = [If(eq(var(sums.loop), 0), tuple(body), tuple(again))]
-        loops = [Axis(x.name, extent_of(x.extent)) for x in setting.outer]
-        outer: Env = {x: var(loop) for x, loop in zip(setting.outer, loops, strict=True)}
+        loops = [Axis(x.name, extent_of(x.extent)) for x in setting.windows]
+        outer: Env = {x: var(loop) for x, loop in zip(setting.windows, loops, strict=True)}
         steps = self._steps()
         last = Axis(setting.inner.name, trip_count(steps.count))
         k = simplify((steps.first + var(last)) * setting.block)
@@ -218,7 +218,7 @@ class CpuTiles:
             found.extend(self._columns_ahead(part, panels, outer, k))
         # of the next rows an even share in each of the whole panels that a tile has
         share = -(-part.rows // max(1, setting.most_columns // setting.width))
-        most = 0 if setting.outer or part.columns < setting.width else part.rows if self.rows.in_place else _MOST_ROWS
+        most = 0 if setting.windows or part.columns < setting.width else part.rows if self.rows.in_place else _MOST_ROWS
         hint = PREFETCH if self.rows.in_place else PREFETCH_TILE
         for number in range(share if share <= most else 0):
             row = simplify(part.row + part.rows + minimum(var(part.turn) * share + number, part.rows - 1))
@@ -279,7 +279,7 @@ def _sums(nest: CpuNest, setting: Setting) -> _Sums:
     """Where tiles leave their sums: one block, or the whole tile where the reduction comes in several passes."""
     assert nest.nest.monoid is not None
     dtype = nest.nest.monoid.identity[0].dtype
-    part = nest.plan.step // setting.block if not setting.outer else 0
+    part = nest.plan.step // setting.block if not setting.windows else 0
     block = (setting.size, -(-setting.width // setting.dot.lanes) * setting.dot.lanes)
     if not part or part >= setting.steps:
         return _Sums(Buffer(nest.names.fresh("sums"), (1, 1, *block), dtype, Memory.SCRATCH), setting.steps, None)

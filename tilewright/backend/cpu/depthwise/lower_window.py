@@ -45,11 +45,11 @@ class CpuWindow(CpuNest):
         if found is None or not self._is_ready(found, dot):
             return super().statements()
         row, channels = self.ranges[found.row], self.ranges[found.channel]
-        positions = found.step * (int(row.size) - 1) + extent_of(found.outer.extent)
+        positions = found.step * (int(row.size) - 1) + extent_of(found.along.extent)
         shape = (positions, found.groups(dot), min(int(channels.size), channels.extent), dot.group)
         buffer = Buffer(self.names.fresh("taps"), shape, found.a.dtype, Memory.SCRATCH)
         taps = _Taps(buffer, dot, found, found.groups(dot), prod(shape[1:]))
-        plain = [a for a in self.outer if a not in (found.row, found.channel)]
+        plain = [a for a in self.loop_axes if a not in (found.row, found.channel)]
         loops, env = walked(plain, self.ranges)
         return (Alloc(buffer, serial(loops, (*self._fill(env, taps), *self._outputs(env, taps)))),)
 
@@ -66,10 +66,10 @@ class CpuWindow(CpuNest):
     def _fill(self, env: Env, taps: _Taps) -> tuple[Stmt, ...]:
         found = taps.found
         row = self.ranges[found.row]
-        count = simplify(found.step * (row.count - 1) + extent_of(found.outer.extent))
+        count = simplify(found.step * (row.count - 1) + extent_of(found.along.extent))
         position = Axis("position", trip_count(count))
         # conditions and reads ask for row·step + outer alone: the first output of the row stands for all
-        env = {**env, found.row: row.low, found.outer: var(position)}
+        env = {**env, found.row: row.low, found.along: var(position)}
         across = [c for c in found.conditions if found.inner not in axes_of(c)]
         check = self._lowered(all_of(across), env)
         blocks = self._channel_blocks(found, lambda start: self._interleaved(start, env, var(position), taps))
@@ -162,13 +162,13 @@ class CpuWindow(CpuNest):
         weights = self.access.read[found.b.source]
         name = dot.instruction(found.a.dtype.name, found.b.dtype.name) or ""
         terms = list(product(*(range(extent_of(t.extent)) for t in found.terms)))
-        for tap in range(extent_of(found.outer.extent)):
+        for tap in range(extent_of(found.along.extent)):
             for number, term in product(range(taps.groups), terms):
                 channel = simplify(start + var(v) * dot.lanes)
                 position = simplify((first + var(u)) * found.step + tap)
                 a = Operand(taps.buffer, (position, const(number), channel, const(0)))
                 place: Env = dict(zip(found.terms, map(const, term), strict=True))
-                place |= {found.outer: const(tap), found.inner: const(number * dot.group)}
+                place |= {found.along: const(tap), found.inner: const(number * dot.group)}
                 place[found.channel] = simplify(low + channel)
                 logical = tuple(simplify(substitute(i, place)) for i in found.b.indices)
                 b = Operand(weights.buffer, weights.indices(logical))

@@ -28,7 +28,7 @@ class Window:
     channel: Axis
     row: Axis  # the output axis along which neighbours share interleaved taps
     step: int  # positions of a between neighbours of the row
-    outer: Axis  # the window axis along the row
+    along: Axis  # the window axis along the row
     inner: Axis  # and the other one
     terms: tuple[Axis, ...] = ()  # of the sum, along which b alone changes
 
@@ -38,7 +38,7 @@ class Window:
     def layout(self, dot: Dot) -> Layout:
         """b as (.., outer, group of taps, channel, tap)."""
         place = {i.axis: d for d, i in enumerate(self.b.indices) if isinstance(i, Var)}
-        n, k, r = place[self.channel], place[self.inner], place[self.outer]
+        n, k, r = place[self.channel], place[self.inner], place[self.along]
         rest = [d for d in range(len(self.b.indices)) if d not in (n, k, r)]
         return Layout((
             *(StorageAxis(d) for d in rest), StorageAxis(r), StorageAxis(k, dot.group), StorageAxis(n),

@@ -39,7 +39,7 @@ def plan_window(nest: Nest, context: NestContext) -> Leaf | None:
     vectors = CHANNELS // dot.lanes
     rows = max(1, min(_MOST_ROWS, (context.target.vector_registers - _SPARE) // (3 * vectors)))
     plain = [a for a in nest.axes if a not in (found.channel, found.row)]
-    order = (*plain, found.channel, found.row, *found.terms, found.outer, found.inner)
+    order = (*plain, found.channel, found.row, *found.terms, found.along, found.inner)
     return Leaf(
         tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue,
         vector=names[found.channel], lanes=dot.lanes,
@@ -71,10 +71,10 @@ def window_seconds(nest: Nest, plan: Leaf, box: Box, target: Target) -> Size:
             size = -(-extent.size // CHANNELS) * CHANNELS
             slow = np.where(splits_well(extent.size, extent.extent), 1.0, _WITHOUT)
         outputs = outputs * size
-        along = extent.size * found.step + extent_of(found.outer.extent) - found.step
+        along = extent.size * found.step + extent_of(found.along.extent) - found.step
         positions = positions * (along if axis is found.row else size)
     groups = found.groups(dot)
-    steps = prod(extent_of(a.extent) for a in (found.outer, *found.terms)) * groups
+    steps = prod(extent_of(a.extent) for a in (found.along, *found.terms)) * groups
     dots = outputs / dot.lanes * steps
     return slow * _OVERHEAD * cycle / 2 * (dots + positions / CHANNELS * groups * _FILL)
 

@@ -30,7 +30,8 @@ class Contraction:
     plain: tuple[Axis, ...]  # of both, or of none
     is_packable: bool  # whether b has an axis of its own for the column and for each axis of the reduction
 
-    def outer(self, nest: Nest, inner: Axis) -> tuple[Axis, ...]:
+    def windows(self, nest: Nest, inner: Axis) -> tuple[Axis, ...]:
+        """The axes of the reduction around the innermost."""
         return tuple(r for r in nest.reduce_axes if r is not inner)
 
     def b_axis(self, axis: Axis) -> int:

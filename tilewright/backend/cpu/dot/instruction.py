@@ -50,7 +50,7 @@ class CpuInstruction(CpuNest):
         setting = self.setting()
         if setting.dot.is_tile:
             return CpuTiles(self, setting).statements()
-        plain = [a for a in self.outer if a is not setting.found.column and a not in setting.rows]
+        plain = [a for a in self.loop_axes if a is not setting.found.column and a not in setting.rows]
         loops, env = walked(plain, self.ranges)
         return serial(loops, self._panel(env, setting))
 
@@ -65,7 +65,7 @@ class CpuInstruction(CpuNest):
         blocks = any(static(self.ranges[r].count) != extent_of(r.extent) for r in self.nest.reduce_axes)
         if found is None or self.nest.initial or blocks:
             raise InternalError(f"leaf '{self.plan.tensor}': {dot.name} takes whole sums of products alone")
-        outer = found.outer(self.nest, inner)
+        outer = found.windows(self.nest, inner)
         block = block_of(dot, extent_of(inner.extent))
         width = self.register[found.column]
         place = self.access.read[found.b.source]
@@ -110,8 +110,8 @@ class CpuInstruction(CpuNest):
 
     def _loops(self, setting: Setting) -> tuple[list[Axis], Env]:
         """Loops over the reduction but the innermost, outermost first, and the axes they stand for."""
-        loops = [Axis(a.name, extent_of(a.extent)) for a in setting.outer]
-        return loops, {a: var(loop) for a, loop in zip(setting.outer, loops, strict=True)}
+        loops = [Axis(a.name, extent_of(a.extent)) for a in setting.windows]
+        return loops, {a: var(loop) for a, loop in zip(setting.windows, loops, strict=True)}
 
     # --- accumulators in vector registers
 

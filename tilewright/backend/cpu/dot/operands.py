@@ -47,7 +47,7 @@ class Setting:
     name: str  # of the multiply-accumulate instruction
     found: Contraction
     inner: Axis
-    outer: tuple[Axis, ...]
+    windows: tuple[Axis, ...]  # reduction axes around the innermost
     block: int
     rows: tuple[Axis, ...]  # row axes walked as one, outermost first; all but the first lie whole in the tile
     height: Range  # of the rows walked as one
@@ -89,7 +89,7 @@ class Rows:
         self.nest = nest
         self.setting = setting
         self.env = env
-        self.outer_sizes = tuple(extent_of(a.extent) for a in setting.outer)
+        self.outer_sizes = tuple(extent_of(a.extent) for a in setting.windows)
         self.row = Axis("row", max(1, int(setting.height.size)))
         self.contiguous = self._contiguous()
         step = self._in_place()
@@ -108,7 +108,7 @@ class Rows:
     def _offset(self) -> tuple[Linear, Axis] | None:
         """Where element k of a row is; None when it is not one read."""
         k = Axis("k", extent_of(self.setting.inner.extent))
-        outer: Env = {a: var(Axis(a.name, n)) for a, n in zip(self.setting.outer, self.outer_sizes, strict=True)}
+        outer: Env = {a: var(Axis(a.name, n)) for a, n in zip(self.setting.windows, self.outer_sizes, strict=True)}
         node = self._read(var(self.row), outer, var(k))
         if not isinstance(node, Load) or any(i.reads for i in node.indices):
             return None
@@ -130,7 +130,7 @@ class Rows:
 
     def at(self, row: Expr, outer: Env, k: Expr) -> Operand:
         if self.buffer is not None:
-            places = tuple(outer[a] for a in self.setting.outer)
+            places = tuple(outer[a] for a in self.setting.windows)
             return Operand(self.buffer, (row, *places, k))
         node = self._read(row, outer, k)
         assert isinstance(node, Load)
@@ -145,8 +145,8 @@ class Rows:
             return ()
         setting = self.setting
         row = Axis("row", trip_count(setting.height.count))
-        loops = [Axis(a.name, n) for a, n in zip(setting.outer, self.outer_sizes, strict=True)]
-        outer: Env = {a: var(loop) for a, loop in zip(setting.outer, loops, strict=True)}
+        loops = [Axis(a.name, n) for a, n in zip(setting.windows, self.outer_sizes, strict=True)]
+        outer: Env = {a: var(loop) for a, loop in zip(setting.windows, loops, strict=True)}
         places = (var(row), *(var(loop) for loop in loops))
         env = {**self.env, **row_env(self.nest, setting, var(row)), **outer}
         extent = extent_of(setting.inner.extent)
@@ -210,7 +210,7 @@ class Panels:
         self.group = setting.dot.group
         self.buffer: Buffer | None = None
         if not setting.is_packed:
-            outer = tuple(extent_of(a.extent) for a in setting.outer)
+            outer = tuple(extent_of(a.extent) for a in setting.windows)
             panels, groups = -(-setting.most_columns // self.width), setting.padded // self.group
             shape: tuple[int, ...] = (panels, *outer, groups, self.width, self.group)
             if setting.dot.is_tile:  # registers of a panel one behind the other in every block of k
@@ -229,7 +229,7 @@ class Panels:
 
     def _index(self, column: Expr, outer: Env, group: Expr) -> tuple[Expr, ...]:
         """Where a group of a column is in the buffer."""
-        places = tuple(outer[a] for a in self.setting.outer)
+        places = tuple(outer[a] for a in self.setting.windows)
         panel, within = column // self.width, column % self.width
         index: tuple[Expr, ...] = (panel, *places, group, within)
         if self.setting.dot.is_tile:
@@ -255,8 +255,8 @@ class Panels:
         count = columns.count
         panel = Axis("panel", trip_count(simplify((count + (width - 1)) // width)))
         column = Axis("column", trip_count(simplify(minimum(width, count - var(panel) * width))))
-        loops = [Axis(a.name, extent_of(a.extent)) for a in setting.outer]
-        outer: Env = {a: var(loop) for a, loop in zip(setting.outer, loops, strict=True)}
+        loops = [Axis(a.name, extent_of(a.extent)) for a in setting.windows]
+        outer: Env = {a: var(loop) for a, loop in zip(setting.windows, loops, strict=True)}
         here = simplify(columns.low + var(panel) * width + var(column))
         extent = extent_of(setting.inner.extent)
         is_run = self._is_run(here, outer)

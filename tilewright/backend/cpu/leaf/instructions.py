@@ -89,10 +89,10 @@ def plan_instruction(nest: Nest, context: NestContext) -> Leaf | None:
     register = [(names[found.column], best.columns)]
     if found.rows and best.rows > 1:
         register.insert(0, (names[found.rows[-1]], best.rows))
-    order = (*found.plain, found.column, *found.rows, *found.outer(nest, best.inner), best.inner)
+    order = (*found.plain, found.column, *found.rows, *found.windows(nest, best.inner), best.inner)
     step = _step(nest, best.dot, found, best.inner, best.rows, best.columns, context.target)
     depth = step or extent_of(best.inner.extent)
-    is_summed = best.dot.is_tile and not found.outer(nest, best.inner)
+    is_summed = best.dot.is_tile and not found.windows(nest, best.inner)
     return Leaf(
         tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue,
         vector=names[found.column], lanes=best.dot.lanes, register=tuple(register),
@@ -105,7 +105,7 @@ def _step(
     nest: Nest, dot: Dot, found: Contraction, inner: Axis, rows: int, columns: int, target: Target
 ) -> int:  # fmt: skip
     """Elements of k that tiles sum up at a time; 0: all."""
-    if not dot.is_tile or found.outer(nest, inner):
+    if not dot.is_tile or found.windows(nest, inner):
         return 0
     return pass_of(dot, rows, columns, extent_of(inner.extent), target)
 
@@ -158,7 +158,7 @@ def _types(found: Contraction) -> tuple[str, str]:
 
 def _layout(nest: Nest, dot: Dot, found: Contraction, inner: Axis, columns: int, step: int) -> Layout:
     block = block_of(dot, extent_of(inner.extent))
-    return panel_layout(found, found.outer(nest, inner), inner, dot, block, columns, step)
+    return panel_layout(found, found.windows(nest, inner), inner, dot, block, columns, step)
 
 
 def _candidate(nest: Nest, dot: Dot, found: Contraction, context: NestContext) -> _Candidate | None:

@@ -54,14 +54,14 @@ class _Leaf:
         kind = CpuInstruction if work.leaf.instruction else CpuNest
         self.low = low = kind(work.nest, work.leaf, work.box, dict(work.limits), placed.access, Names(), placed.step)
         self.run = low.run
-        outer = list(low.outer)
+        outer = list(low.loop_axes)
         if self.nest.monoid is not None and low.vector is not None and low.vector in self.nest.axes:
             self.run = low.run = run_of_blocks(self.nest, low.vector, low.register, low.ranges, placed.access)
-        self.outer = [a for a in outer if a not in self.run[:-1]]
+        self.loop_axes = [a for a in outer if a not in self.run[:-1]]
         self.along = low.vector is not None and low.vector in self.nest.reduce_axes
         # axes in blocks: those of the register tile; one walked on from others stands for all of them
-        self.blocked = [a for a in self.outer if a in low.register]
-        self.spreads = {a: self._spread(a) for a in (*self.outer, *self.nest.reduce_axes)}
+        self.blocked = [a for a in self.loop_axes if a in low.register]
+        self.spreads = {a: self._spread(a) for a in (*self.loop_axes, *self.nest.reduce_axes)}
         self.cuts = {a: self._cuts(a) for a in self.blocked}
         self.form = self._form()
         self.ends = WindowEnds(self.form, low.reduction, self._starts)
@@ -143,11 +143,11 @@ class _Leaf:
         return count
 
     def _epilogue(self, node: Load) -> Size:
-        single = {a: self.spreads[a].mean() for a in self.outer if a not in self.blocked}
+        single = {a: self.spreads[a].mean() for a in self.loop_axes if a not in self.blocked}
         return self._read(node, single, self._kept)
 
     def _element(self, node: Load) -> Size:
-        along = {a: self.spreads[a].mean() for a in self.outer if a not in self.blocked}
+        along = {a: self.spreads[a].mean() for a in self.loop_axes if a not in self.blocked}
         along.update({a: self.placed.mean(a) for a in self.nest.reduce_axes})
         if self.along:
             vector = self.low.vector
@@ -197,7 +197,7 @@ class _Leaf:
             found = []
             for node in loads(*positions(nest.unswitched, *nest.values)):
                 count: Size = float(node.source.dtype.bytes)
-                for axis in self.outer:
+                for axis in self.loop_axes:
                     if axis in block:
                         count = count * self.spreads[axis].mean() / block[axis]
                     elif axis in self.blocked:
@@ -211,15 +211,15 @@ class _Leaf:
 
     def _early(self) -> dict[Load, Size]:
         """Reads for costly parts of a map that are computed before its inner loops."""
-        single = [a for a in self.outer if a not in self.blocked]
+        single = [a for a in self.loop_axes if a not in self.blocked]
         found: dict[Load, Size] = {}
         for node in heavy(*self.nest.values):
             used = axes_of(node)
             if any(a not in single for a in used) or not self.blocked:
                 continue
-            depth = max((self.outer.index(a) for a in used), default=-1)
+            depth = max((self.loop_axes.index(a) for a in used), default=-1)
             count: Size = 1.0
-            for axis in self.outer[: depth + 1]:
+            for axis in self.loop_axes[: depth + 1]:
                 count = count * (self._blocks(axis) if axis in self.blocked else self.spreads[axis].mean())
             found.update({n: n.source.dtype.bytes * count for n in loads(node)})
         others = _outside(self.nest.values, heavy(*self.nest.values))
@@ -248,7 +248,7 @@ class _Leaf:
                 if node.source not in own:
                     add(loaded, source(node), self._epilogue(node))
         results: Size = 1.0
-        for axis in self.outer:
+        for axis in self.loop_axes:
             results = results * (self._kept(axis) if axis in self.blocked else self.spreads[axis].mean())
         passes = extent_of(self.low.passes.extent) if self.low.passes is not None else 1
         for tensor in nest.stores:
@@ -306,10 +306,10 @@ class _Leaf:
         for axis in reversed(inner):
             grow(axis, min(cut[axis], self.placed.mean(axis)) if axis in cut else self.placed.mean(axis))
         after = len(parts) - 1
-        first = next((i for i, a in enumerate(self.outer) if a in low.register), len(self.outer))
+        first = next((i for i, a in enumerate(self.loop_axes) if a in low.register), len(self.loop_axes))
         parted = self._near_part()
-        for number in range(len(self.outer) - 1, -1, -1):
-            axis = self.outer[number]
+        for number in range(len(self.loop_axes) - 1, -1, -1):
+            axis = self.loop_axes[number]
             if number == first - 1:
                 for each in cut:
                     grow(each, self.placed.mean(each))
@@ -317,12 +317,12 @@ class _Leaf:
             count = self._blocks(axis) if axis in self.blocked else None
             along = self.flat if axis in self.run and self.flat is not None else axis
             whole = self.spreads[axis].mean() if along is self.flat else self.placed.mean(axis)
-            if parted and number == len(self.outer) - 1:
+            if parted and number == len(self.loop_axes) - 1:
                 grow(along, np.minimum(parted, whole), np.minimum(parted / low.register[axis], self._blocks(axis)))
                 continue
             grow(along, whole, count)
-            if parted and number == len(self.outer) - 2:  # all panels have passed by the part: the next one
-                row = self.outer[-1]
+            if parted and number == len(self.loop_axes) - 2:  # all panels have passed by the part: the next one
+                row = self.loop_axes[-1]
                 along = self.flat if row in self.run and self.flat is not None else row
                 whole = self.spreads[row].mean() if along is self.flat else self.placed.mean(row)
                 grow(along, whole, whole / np.minimum(parted, whole))
@@ -335,7 +335,7 @@ class _Leaf:
         low, near = self.low, self.low.plan.near_rows
         if not near or low.vector in self.run:
             return 0
-        row = self.outer[-1]
+        row = self.loop_axes[-1]
         piece, trips = self.cuts[row][0]
         return near if piece.size == low.register[row] and trips > near // piece.size else 0
 
@@ -435,7 +435,7 @@ class _Leaf:
     def _shape(self) -> Shape:
         nest, low = self.nest, self.low
         single: Size = 1.0
-        for axis in self.outer:
+        for axis in self.loop_axes:
             if axis not in self.blocked:
                 block = nest.unswitched.get(axis, 1)
                 single = single * self.spreads[axis].mean() / block

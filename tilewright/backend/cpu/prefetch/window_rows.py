@@ -25,7 +25,7 @@ def rows_asked(low: NestParts, block: Block, across: Axis | None) -> tuple[Stmt,
     """What a block of windows asks for of the next row, where the plan has it ask."""
     if not low.plan.ahead or len(low.register) != 2 or not is_window(low.nest, low.vector):
         return ()
-    single = [a for a in low.outer if a not in low.register and static(low.ranges[a].count) != 1]
+    single = [a for a in low.loop_axes if a not in low.register and static(low.ranges[a].count) != 1]
     beside = next((u for u in block.unrolled if u is not across), None)
     return _next_rows(low.nest.elements, block, single[-1], low.reduction, beside, low.access) if single else ()
 

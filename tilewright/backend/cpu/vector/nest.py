@@ -61,7 +61,7 @@ class CpuNest(LaneSums):
     def statements(self) -> tuple[Stmt, ...]:
         if self.nest.monoid is not None and self.vector is not None and self.vector in self.nest.axes:
             self.run = run_of_blocks(self.nest, self.vector, self.register, self.ranges, self.access)
-            self.outer = [a for a in self.outer if a not in self.run[:-1]]
+            self.loop_axes = [a for a in self.loop_axes if a not in self.run[:-1]]
         loops = self._output_loops(0, {}, [])
         if not self.plan.ahead or (len(self.plan.register) == 2 and self.nest.monoid is not None):
             return loops  # of a sum in panels each step asks for weights
@@ -69,7 +69,7 @@ class CpuNest(LaneSums):
 
     def _passes_start(self, depth: int) -> bool:
         """Passes go around the loops over register tiles, inside those over single positions."""
-        first = next((i for i, a in enumerate(self.outer) if a in self.register), len(self.outer))
+        first = next((i for i, a in enumerate(self.loop_axes) if a in self.register), len(self.loop_axes))
         return self.passes is not None and depth == first
 
     def _output_loops(
@@ -82,17 +82,17 @@ class CpuNest(LaneSums):
     def _axis_loops(
         self, depth: int, env: dict[Axis, Expr], blocked: list[tuple[Axis, Piece, Expr]]
     ) -> tuple[Stmt, ...]:
-        if depth == len(self.outer):
+        if depth == len(self.loop_axes):
             return self._block(env, blocked)
-        if self.plan.near_rows and self.part_of_rows is None and self.outer[depth:-1] == [self.vector]:
+        if self.plan.near_rows and self.part_of_rows is None and self.loop_axes[depth:-1] == [self.vector]:
             return self._parts_of_rows(depth, env, blocked)
         fresh = self._invariant(env) if self.nest.monoid is None else []
         if fresh:
             return self._held_before(fresh, env, lambda: self._axis_loops(depth, env, blocked))
-        axis = self.outer[depth]
+        axis = self.loop_axes[depth]
         extent = range_of(self.run, self.ranges) if axis in self.run[-1:] else self.ranges[axis]
         if self.run and axis is self.run[0]:
-            return self._blocks(self.run[-1], range_of(self.run, self.ranges), len(self.outer) - 1, env, blocked)
+            return self._blocks(self.run[-1], range_of(self.run, self.ranges), len(self.loop_axes) - 1, env, blocked)
         if axis in self.nest.unswitched and axis not in self.register and static(extent.count) == axis.extent:
             steps = [{**env, axis: const(place)} for place in range(extent_of(axis.extent))]
             return tuple(s for step in steps for s in self._output_loops(depth + 1, step, blocked))
@@ -142,7 +142,7 @@ class CpuNest(LaneSums):
         cuts = self._pieces(axis, extent, lanes)
         if axis is self.transposed:
             cuts = [replace(piece, lanes=1) for piece in pieces(extent, self.register[axis], self.plan.lanes)]
-        if self.part_of_rows is not None and self.part_of_rows.extent != 1 and axis is self.outer[-1]:
+        if self.part_of_rows is not None and self.part_of_rows.extent != 1 and axis is self.loop_axes[-1]:
             return self._near_blocks(self.part_of_rows, cuts, extent, depth, env, blocked)
         return tuple(s for piece in cuts for s in self._piece(axis, piece, extent, depth, env, blocked))
 
@@ -168,7 +168,7 @@ class CpuNest(LaneSums):
         start = simplify(extent.low + piece.base + walked * piece.size)
         before = self.backwards
         self.backwards = backwards or before
-        asks = self.plan.ahead and axis is self.outer[-1] and backwards is None and shares_a_read(self.nest, axis)
+        asks = self.plan.ahead and axis is self.loop_axes[-1] and backwards is None and shares_a_read(self.nest, axis)
         self.row_block = var(loop) if asks and not is_window(self.nest, self.vector) else None
         inner = self._output_loops(depth + 1, env, [*blocked, (axis, piece, start)])
         self.backwards, self.row_block = before, None
@@ -177,7 +177,7 @@ class CpuNest(LaneSums):
     def _parts_of_rows(
         self, depth: int, env: dict[Axis, Expr], blocked: list[tuple[Axis, Piece, Expr]]
     ) -> tuple[Stmt, ...]:
-        row = self.outer[-1]
+        row = self.loop_axes[-1]
         extent = range_of(self.run, self.ranges) if row in self.run else self.ranges[row]
         self.part_of_rows = part_loop(row, self._pieces(row, extent, 1)[0], self.plan.near_rows // self.register[row])
         inner = self._axis_loops(depth, env, blocked)
@@ -189,7 +189,7 @@ class CpuNest(LaneSums):
         blocked: list[tuple[Axis, Piece, Expr]],
     ) -> tuple[Stmt, ...]:  # fmt: skip
         """The blocks of one part of the rows; those that are not full come with the last."""
-        row = self.outer[-1]
+        row = self.loop_axes[-1]
         loop, start = blocks_of_part(part, row, cuts[0], self.plan.near_rows // self.register[row], extent)
         blocks = self._output_loops(depth + 1, env, [*blocked, (row, cuts[0], start)])
         rest = [s for piece in cuts[1:] for s in self._piece(row, piece, extent, depth, env, blocked)]

@@ -59,10 +59,10 @@ class NestParts:
         self.vector = nest.named(plan.vector) if plan.vector else None
         self.register = {nest.named(a): n for a, n in plan.register}
         order = [nest.named(a) for a in plan.order]
-        self.outer = [a for a in order if a in nest.axes]
+        self.loop_axes = [a for a in order if a in nest.axes]
         self.transposed = _transposed_axis(nest, self.vector, self.register)
-        whole_rows = self.transposed is None and self.vector is not None and self.outer[-1:] == [self.vector]
-        self.run = run_of_axes(nest, self.outer, self.ranges, access) if whole_rows else ()
+        whole_rows = self.transposed is None and self.vector is not None and self.loop_axes[-1:] == [self.vector]
+        self.run = run_of_axes(nest, self.loop_axes, self.ranges, access) if whole_rows else ()
         self.panel: dict[Axis, Expr] = {}  # where a whole panel of weights begins
         self.row_block: Expr | None = None  # the number of the block of rows inside this panel
         self.part_of_rows: Axis | None = None  # whose blocks of rows stay near while panels pass

@@ -34,7 +34,7 @@ class GroupRing(Ring):
     def place(self, slot: Expr, line: Expr, packet: Expr, within: Expr) -> tuple[Expr, ...]:
         piece = simplify(packet // BANK_PACKETS)
         own = op("bitxor", simplify(packet % BANK_PACKETS), simplify(line % BANK_PACKETS))
-        return slot, simplify(piece * self.outer + line), own, within
+        return slot, simplify(piece * self.lines + line), own, within
 
 
 class GroupContract(MatrixContract):
@@ -122,9 +122,9 @@ class GroupContract(MatrixContract):
         """The line and the packet where an operand's rows or columns from `own` on begin, for a step of a part."""
         along = step * self.form.depth
         if not ring.along_sum:
-            return simplify(own // (BANK_PACKETS * ring.packet) * ring.outer + along), const(0)
+            return simplify(own // (BANK_PACKETS * ring.packet) * ring.lines + along), const(0)
         packet = along // ring.packet
-        return simplify(own + packet // BANK_PACKETS * ring.outer), const(packet % BANK_PACKETS)
+        return simplify(own + packet // BANK_PACKETS * ring.lines), const(packet % BANK_PACKETS)
 
 
 def _whole(total: Buffer) -> Operand:

@@ -50,12 +50,12 @@ SWIZZLED, PADDED = "swizzled", "padded"
 
 @dataclass(frozen=True)
 class Ring:
-    """An operand in shared memory: stages of `outer` lines of packets, along the sum or along its own axes."""
+    """An operand in shared memory: stages of lines of packets, along the sum or along its own axes."""
 
     side: Side
     buffer: Buffer
     along_sum: bool  # neighbours of a line follow each other along the sum
-    outer: int
+    lines: int
     packets: int  # of a line
     packet: int  # elements
     hold: Hold
@@ -284,7 +284,7 @@ class MatrixContract:
         """All threads bring one part of an operand: packets where memory has them, elements otherwise; in groups."""
         ring = self.ring(number)
         lane = Axis("lane", ring.packet)
-        count = ring.outer * ring.packets
+        count = ring.lines * ring.packets
         if self._packets(ring, at, start, fixed, lane):
             return self._shared_out(count, lambda flat: self._copy(ring, flat, slot, at, start, fixed, valid))
         if self._whole_lines(ring):
@@ -327,7 +327,7 @@ class MatrixContract:
         if not self._whole_lines(ring):
             return False
         size = ring.packet
-        line, packet = Axis("line", ring.outer), Axis("packet", ring.packets)
+        line, packet = Axis("line", ring.lines), Axis("packet", ring.packets)
         env, _ = self._at(ring, var(line), var(packet), var(lane), at, start)
         value, conditions = self._read(ring, {**fixed, **env})
         if not isinstance(value, Load) or value.source.memory is not Memory.GLOBAL or lane in axes_of(*conditions):

@@ -73,14 +73,14 @@ class PackedContract(MatrixContract):
             place = simplify(at + packet * PLACES)
             return self._brought(self.packed.codes, to, UNPACKED, place, simplify(start + line), fixed, valid)
 
-        groups = self._shared_out(ring.outer * ring.packets, codes)
+        groups = self._shared_out(ring.lines * ring.packets, codes)
         for parameter in self.parameters:
 
             def numbers(line: Expr, p: Parameter = parameter) -> tuple[Stmt, ...]:
                 to = Operand(p.buffer, (slot, line, const(0)))
                 return self._brought(p.read, to, p.count, at, simplify(start + line), fixed, valid)
 
-            groups.extend(self._shared_out(ring.outer, numbers))
+            groups.extend(self._shared_out(ring.lines, numbers))
         return groups
 
     def _brought(

@@ -37,10 +37,10 @@ class Traced:
         graph = reenter_make_fx(once)(*given)
         used = {n for n in graph.graph.nodes if n.op == "placeholder" and n.users}
         placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
-        self.outer = [x for n, x in zip(placeholders, given, strict=True) if n in used]
+        self.captured = [x for n, x in zip(placeholders, given, strict=True) if n in used]
         for node in graph.graph.nodes:
             if node.op == "get_attr" and isinstance(x := _attribute(graph, str(node.target)), torch.Tensor):
-                self.outer.append(x)
+                self.captured.append(x)
 
 
 def followed(body: Callable[..., Any], given: Sequence[torch.Tensor]) -> fx.GraphModule:

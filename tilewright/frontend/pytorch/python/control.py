@@ -153,9 +153,9 @@ class Calls:
         kept = Containers(read, where)
         seen = [Traced(step, values) for step in (then, otherwise)]
         kept.check()
-        check_sizes([x for t in seen for x in (*t.outer, *pytree.tree_leaves(t.results))], where)
+        check_sizes([x for t in seen for x in (*t.captured, *pytree.tree_leaves(t.results))], where)
         outputs, results = agreed([t.results for t in seen], names, where)
-        operands = Operands([t.outer for t in seen])
+        operands = Operands([t.captured for t in seen])
         bodies = []
         for step, picks in zip((then, otherwise), outputs, strict=True):
             def body(*given: torch.Tensor, step: Step = step, picks: Sequence[tuple[int, ...]] = picks) -> Any:
@@ -237,10 +237,10 @@ class Calls:
         step = state.followed(body)
         seen = [Traced(test, state.values()), step]
         kept.check()
-        check_sizes([x for t in seen for x in (*t.outer, *pytree.tree_leaves(t.results))], where)
+        check_sizes([x for t in seen for x in (*t.captured, *pytree.tree_leaves(t.results))], where)
         state.check(seen[1].results)
         carried = state.carried()
-        operands = Operands([t.outer for t in seen], carried)
+        operands = Operands([t.captured for t in seen], carried)
         count = len(carried)
 
         def goes_on(*given: torch.Tensor) -> Any:
