@@ -13,7 +13,7 @@ from tilewright.errors import CutError, TilewrightError, UnevenError
 from tilewright.frontend.onnx.model import load
 from tilewright.ir.forms.graph import Form, Graph, Part, Room
 from tilewright.ops.extents import lower_open
-from tilewright.ops.lower import lower
+from tilewright.ops.lower import lower_with_recipes
 
 QUICK = (2, 4, 9, 300)
 
@@ -38,7 +38,7 @@ def agree(seed: int) -> bool:
     if graph is None or graph.part is None:
         return False
     try:
-        lower_open(graph, lower)
+        lower_open(graph, lower_with_recipes)
     except (CutError, UnevenError):
         return False
     (room,) = graph.part.rooms

@@ -34,7 +34,7 @@ from tilewright.ir.forms.expr import (
 )
 from tilewright.ir.forms.graph import Node
 from tilewright.ir.forms.tensor import Tensor
-from tilewright.ir.meaning.folding import fold, foldable
+from tilewright.ir.meaning.folding import fold, foldable, reads_only
 
 Shape = tuple[int, ...]
 MOST_OPERANDS = 64  # of one expression: operators that take any number of tensors combine more by parts
@@ -55,9 +55,12 @@ _MULTIPLIED_AS_THEY_ARE = (dtypes.int8, dtypes.uint8, dtypes.int4, dtypes.uint4,
 class Builder:
     """Collects the computes and constants of a Program while its operators are lowered one by one."""
 
-    def __init__(self, regions: bool = False) -> None:
-        """With `regions`, data may end loops and choose branches; without, all steps and both branches are computed."""
+    def __init__(self, regions: bool = False, keeps_recipes: bool = False) -> None:
+        """With `regions`, data may end loops and choose branches; without, all steps and both branches are computed. A
+        Builder that keeps recipes sets computes of constants alone aside, whether they are worth folding or not."""
         self.regions = regions
+        self.keeps_recipes = keeps_recipes
+        self.recipes: dict[Tensor, Compute] = {}  # how constants are made, where that is kept
         self.computes: list[Compute] = []
         self.constants: dict[Tensor, np.ndarray] = {}
         self._shared: dict[tuple[Any, ...], Tensor] = {}
@@ -197,10 +200,20 @@ class Builder:
                 f"its {fixed(compute.axis.extent)} steps take {calls} kernel calls",
                 "run the model on parts of its input, and hand its state from one to the next",
             )  # fmt: skip
+        is_recipe = self.keeps_recipes and reads_only(compute, self.constants.keys() | self.recipes.keys())
+        if is_recipe:
+            self.recipes.update(dict.fromkeys(compute.outputs, compute))
         if foldable(compute, self.constants) and self._worth_folding(compute):
             self.constants.update(fold(compute, self.constants))
-        else:
+        elif not is_recipe:
             self.computes.append(compute)
+
+    def known_map(self, compute: Map, array: np.ndarray) -> Tensor:
+        """The output of a Map of constants alone, whose elements are known."""
+        if self.keeps_recipes:
+            self.recipes[compute.output] = compute
+        self.constants[compute.output] = array
+        return compute.output
 
     def _emit_no_steps(self, scan: Scan) -> None:
         """What a Scan without steps gives: its states as they were, and nothing stacked."""

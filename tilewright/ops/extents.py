@@ -4,7 +4,7 @@ the Programs differ, in a number alone, stands what the run says. Tensors have r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,18 @@ from tilewright.ir.forms.tensor import Tensor
 _MOST_ELEMENTS = 1 << 12  # of a constant whose elements follow from run-time numbers
 _MOST_WHOLE = 1 << 24  # so far every whole number is one of float32
 
-Lower = Callable[[Graph], Program]
+
+@dataclass(frozen=True)
+class Recipes:
+    """A Program, the constants that were known while it was made, and computes of constants alone: by what these make,
+    which need not be among the constants."""
+
+    program: Program
+    constants: Mapping[Tensor, np.ndarray]
+    makers: Mapping[Tensor, Compute]
+
+
+Lower = Callable[[Graph], Recipes]
 Shapes = dict[str, tuple[Form, ...]]
 
 
@@ -47,7 +58,7 @@ def lower_open(graph: Graph, lower: Lower) -> tuple[Program, Shapes]:
     """The Program for all run-time numbers of the part, and the extents of its outputs by name."""
     part = graph.part or Part()
     samples = sample_numbers(part.rooms)
-    found: list[Program | CutError] = []
+    found: list[Recipes | CutError] = []
     for numbers in samples:
         try:
             found.append(lower(settled(graph, numbers)))
@@ -60,7 +71,7 @@ def lower_open(graph: Graph, lower: Lower) -> tuple[Program, Shapes]:
     cuts = [f for f in found if isinstance(f, CutError)]
     if cuts:
         raise _same_cut(cuts, samples) if len(cuts) == len(found) else UnevenError("some values alone need a cut")
-    return _Merger(part.rooms, samples, [f for f in found if isinstance(f, Program)]).program()
+    return _Merger(part.rooms, samples, [f for f in found if isinstance(f, Recipes)]).program()
 
 
 def settled(graph: Graph, numbers: Sequence[int]) -> Graph:
@@ -163,11 +174,14 @@ def element_forms(arrays: Sequence[np.ndarray], samples: Sequence[Sequence[int]]
 class _Merger:
     """Goes over the Programs of all samples at once; the first is the one with the most of everything."""
 
-    def __init__(self, rooms: Sequence[Room], samples: list[tuple[int, ...]], programs: list[Program]) -> None:
+    def __init__(self, rooms: Sequence[Room], samples: list[tuple[int, ...]], found: list[Recipes]) -> None:
         self._rooms = rooms
         self._samples = samples
-        self._programs = programs
+        self._found = found
+        self._programs = programs = [f.program for f in found]
         self._taken = {t.name for t in programs[0].tensors()} | {n for c in programs[0].computes for n in _inner(c)}
+        for recipe in found[0].makers.values():
+            self._taken.update([*(t.name for t in recipe.outputs), *_inner(recipe)])
         self._numbers = Tensor(self._fresh("numbers"), (len(rooms),), dtypes.int64)
         self._tensors: dict[tuple[Tensor, ...], Tensor] = {}
         self._forms: dict[Tensor, tuple[Form, ...]] = {}
@@ -215,23 +229,32 @@ class _Merger:
         found = self._tensors.get(tensors)
         if found is not None:
             return found
-        arrays = [p.constants.get(t) for p, t in zip(self._programs, tensors, strict=True)]
-        if any(a is None for a in arrays):
-            raise UnevenError("the operators read other tensors for other values")
-        return self._constant(tensors, [a for a in arrays if a is not None])
+        arrays = [f.constants.get(t) for f, t in zip(self._found, tensors, strict=True)]
+        made = None if any(a is None for a in arrays) else self._constant(tensors, arrays)  # type: ignore[arg-type]
+        return made or self._unfolded(tensors)
 
-    def _constant(self, tensors: tuple[Tensor, ...], arrays: list[np.ndarray]) -> Tensor:
-        if len({a.shape for a in arrays}) > 1:
+    def _constant(self, tensors: tuple[Tensor, ...], arrays: list[np.ndarray]) -> Tensor | None:
+        """One constant for all, or one whose elements follow from the numbers; None where they do not."""
+        if all(is_begin(a, arrays[0]) for a in arrays):
             made = self._tensor(tensors)
-            if arrays[0].shape != made.shape or any(not is_begin(a, arrays[0]) for a in arrays):
-                raise UnevenError("a constant of another shape holds other elements")
-            self._constants[made] = arrays[0]
-        elif all(are_equal(a, arrays[0]) for a in arrays):
-            made = self._tensor(tensors)
-            self._constants[made] = arrays[0]
-        else:
-            made = self._computed(tensors, element_forms(arrays, self._samples))
-        return made
+            if arrays[0].shape == made.shape:
+                self._constants[made] = arrays[0]
+                return made
+            del self._tensors[tensors]
+        try:
+            forms = element_forms(arrays, self._samples)
+        except UnevenError:
+            return None
+        return self._computed(tensors, forms)
+
+    def _unfolded(self, tensors: tuple[Tensor, ...]) -> Tensor:
+        """What has other elements for other values: computed, when it runs, as it was made of other constants."""
+        makers = tuple(f.makers.get(t) for f, t in zip(self._found, tensors, strict=True))
+        if any(m is None for m in makers):
+            raise UnevenError("a constant follows from run-time numbers in a way that no operator tells")
+        self._expect([m.outputs.index(t) for m, t in zip(makers, tensors, strict=True) if m is not None])
+        self._computes.append(self._compute(makers))
+        return self._tensors[tensors]
 
     def _computed(self, tensors: tuple[Tensor, ...], forms: Sequence[Form]) -> Tensor:
         """A constant whose elements follow from the numbers: computed, when it runs."""

@@ -15,7 +15,7 @@ from tilewright.ir.forms.graph import ASKED, Form, Graph, Node, Part, item_name,
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.ir.meaning.folding import without_dead
 from tilewright.ops.builder import Builder, dims
-from tilewright.ops.extents import lower_open
+from tilewright.ops.extents import Recipes, lower_open
 from tilewright.ops.movement.sequence import Sequence
 from tilewright.ops.outside import ABSENT, OUTSIDE, OUTSIDE_OPERATORS, outside
 from tilewright.ops.registry import FLAGS, find
@@ -27,17 +27,23 @@ def lower(graph: Graph, regions: bool = False) -> Program:
     """The tensor expressions of a Graph, shape computations and other constants already evaluated. With `regions` the
     target runs loops that data end, and branches."""
     if graph.part is not None and graph.part.rooms:
-        return lower_open(graph, _lower_settled)[0]
-    return _lower_settled(graph, regions)
+        return lower_open(graph, lower_with_recipes)[0]
+    return _lowered(Builder(regions), graph)
 
 
 def output_forms(graph: Graph) -> Mapping[str, tuple[Form, ...]]:
     """By name the extents of what a part gives, in its run-time numbers."""
-    return lower_open(graph, _lower_settled)[1]
+    return lower_open(graph, lower_with_recipes)[1]
 
 
-def _lower_settled(graph: Graph, regions: bool = False) -> Program:
-    b = Builder(regions)
+def lower_with_recipes(graph: Graph) -> Recipes:
+    """The tensor expressions of a Graph that has no rooms, and how its constants are made."""
+    b = Builder(keeps_recipes=True)
+    program = _lowered(b, graph)
+    return Recipes(program, b.constants, b.recipes)
+
+
+def _lowered(b: Builder, graph: Graph) -> Program:
     part = graph.part or Part()
     inputs = []
     for value in graph.inputs:
@@ -154,7 +160,7 @@ def _alive(graph: Graph) -> list[Node]:
 
 def _deciding(b: Builder, tensor: object, names: Mapping[Tensor, str]) -> tuple[tuple[str, ...], bool]:
     """The model's inputs that a tensor is made of, by name, and whether it is: not inside a loop's body."""
-    makers = {t: compute for compute in b.computes for t in compute.outputs}
+    makers = {**b.recipes, **{t: compute for compute in b.computes for t in compute.outputs}}
     seen: dict[object, None] = {}
     waiting = [tensor]
     while waiting:
@@ -240,7 +246,7 @@ def _outputs(
     names: list[str] = []
 
     def add(name: str, tensor: Tensor) -> None:
-        if tensor in inputs or tensor in b.constants or tensor in outputs:
+        if tensor in inputs or tensor in b.constants or tensor in b.recipes or tensor in outputs:
             b.enter(Node("Identity", "", (name,), (name,)))
             # straight to the list: emit would fold the copy of a constant away
             copy = b.map_compute("output", dims(tensor), lambda *i, t=tensor: b.read(t, i))

@@ -17,7 +17,7 @@ from tilewright.ir.analysis.verify import verify_program
 from tilewright.ir.forms.graph import NUMBERS, Form, Graph, Part, Room
 from tilewright.ir.meaning.interpret import evaluate
 from tilewright.ops.extents import form_of, lower_open, settled
-from tilewright.ops.lower import lower
+from tilewright.ops.lower import lower, lower_with_recipes
 
 F, I64, B = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 N = helper.make_node
@@ -43,7 +43,7 @@ def open_graph(nodes: list[onnx.NodeProto], inputs: dict[str, Any], rooms: tuple
 
 
 def check(graph: Graph, numbers: tuple[int, ...]) -> None:
-    merged, shapes = lower_open(graph, lower)
+    merged, shapes = lower_open(graph, lower_with_recipes)
     verify_program(merged)
     exact = lower(settled(graph, numbers))
     rng = np.random.default_rng(sum(numbers))
@@ -116,6 +116,19 @@ CASES: dict[str, tuple[list[onnx.NodeProto], dict[str, Any], dict[str, Any]]] = 
         [N("MatMul", ["x", "z"], ["p"]), N("Softmax", ["p"], ["s"], axis=0), N("ReduceSum", ["s", "a"], ["t"]),
          N("Concat", ["s", "t"], ["y"], axis=0)],
         {"x": (F, ["n", 3]), "z": (F, [3, "m"])}, {"a": np.array([0])}),
+    "a mask and places of both numbers": (
+        [N("Shape", ["x"], ["n"]), N("Squeeze", ["n"], ["count"]), N("Shape", ["z"], ["m"]),
+         N("Squeeze", ["m"], ["before"]), N("Add", ["count", "before"], ["all"]),
+         N("Range", ["before", "all", "one"], ["place"]),
+         N("Range", ["zero", "all", "one"], ["key"]), N("Unsqueeze", ["place", "last"], ["row"]),
+         N("LessOrEqual", ["key", "row"], ["seen"]), N("Where", ["seen", "none", "much"], ["mask"]),
+         N("Gather", ["table", "place"], ["own"]), N("Add", ["x", "own"], ["q"]),
+         N("Concat", ["z", "q"], ["k"], axis=0),
+         N("Unsqueeze", ["q", "last"], ["r"]), N("Mul", ["r", "k"], ["p"]), N("Add", ["p", "mask"], ["s"]),
+         N("Softmax", ["s"], ["y"])],
+        {"x": (F, ["n"]), "z": (F, ["m"])},
+        {"zero": np.int64(0), "one": np.int64(1), "last": np.array([1]), "none": np.float32(0),
+         "much": np.float32(-1e9), "table": np.linspace(-1, 1, 40, dtype=np.float32)}),
     "split": (
         [N("Shape", ["z"], ["s"]), N("Slice", ["x", "s", "end"], ["a"]), N("Neg", ["a"], ["y"])],
         {"z": (F, ["n"]), "x": (F, [12])}, {"end": np.array([12])}),

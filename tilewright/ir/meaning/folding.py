@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from math import prod
 
@@ -36,13 +36,9 @@ _STEP = 1 << 12  # those that one step of a Scan is worth at least
 
 def foldable(compute: Compute, constants: Mapping[Tensor, np.ndarray]) -> bool:
     """Whether a compute reads constants alone and its result is worth keeping in place of its inputs."""
-    if isinstance(compute, Host | Region):
+    if not reads_only(compute, constants):
         return False
     sources = reads(compute)
-    if any(t not in constants for t in sources):
-        return False
-    if not _closed(compute):
-        return False
     sizes = [_static_bytes(t) for t in compute.outputs]
     work = _work(compute)
     limit = CONVERTED if isinstance(compute, Map) and _is_conversion(compute.value) else WORK
@@ -51,6 +47,11 @@ def foldable(compute: Compute, constants: Mapping[Tensor, np.ndarray]) -> bool:
     result = sum(s for s in sizes if s is not None)
     given = sum(constants[t].nbytes for t in sources)
     return result <= ALWAYS or result <= GROWTH * given
+
+
+def reads_only(compute: Compute, known: Container[Tensor]) -> bool:
+    """Whether a compute can be evaluated of these tensors alone."""
+    return not isinstance(compute, Host | Region) and all(t in known for t in reads(compute)) and _closed(compute)
 
 
 def _is_conversion(value: Expr) -> bool:

@@ -393,7 +393,8 @@ def range_(b: Builder, node: Node, start: Tensor, limit: Tensor, delta: Tensor) 
     first, end = (b.known(t, n).reshape(()) for t, n in ((start, "start"), (limit, "limit")))
     count = max(int(np.ceil((float(end) - float(first)) / float(step))), 0)
     b.checked_shape([count], whole=True)
-    return b.constant((np.arange(count).astype(first.dtype) * step + first).astype(first.dtype), "")
+    counted = b.map_compute("", [count], lambda i: cast(i, start.dtype) * step.item() + first.item())
+    return b.known_map(counted, (np.arange(count).astype(first.dtype) * step + first).astype(first.dtype))
 
 
 def _moving_range(b: Builder, start: Tensor, limit: Tensor, step: np.ndarray) -> Tensor:
