@@ -229,8 +229,11 @@ def _variants(subject: Subject, group: Group) -> Iterator[Plan | None]:
     def admits(leaves: Sequence[Leaf]) -> bool:
         return model.arithmetic or sums_of(leaves) == own
 
-    is_cpu = isinstance(first, Variants)  # what objectives count is counted of its leaves
-    for tile in first.ranked(admits, partial(_by_policies, first)) if is_cpu else first.ranked(admits):
+    if isinstance(first, Variants):  # what objectives count is counted of a CPU's leaves
+        ranked = first.ranked(admits, partial(_by_policies, first))
+    else:
+        ranked = first.ranked(admits)
+    for tile in ranked:
         layouts = {**{t.name: None for t in first.layouts(first.kernel)},
                    **{t.name: layout for t, layout in first.layouts(tile).items()}}  # fmt: skip
         made = bare(replaced(part.program, part.own, [Edit(frozenset({place}), (tile,), layouts)]))
