@@ -229,10 +229,8 @@ def _variants(subject: Subject, group: Group) -> Iterator[Plan | None]:
     def admits(leaves: Sequence[Leaf]) -> bool:
         return model.arithmetic or sums_of(leaves) == own
 
-    if isinstance(first, Variants):  # what objectives count is counted of a CPU's leaves
-        ranked = first.ranked(admits, partial(_by_policies, first))
-    else:
-        ranked = first.ranked(admits)
+    # what objectives count is counted of a CPU's leaves
+    ranked = first.ranked(admits, partial(_by_policies, first)) if isinstance(first, Variants) else first.ranked(admits)
     for tile in ranked:
         layouts = {**{t.name: None for t in first.layouts(first.kernel)},
                    **{t.name: layout for t, layout in first.layouts(tile).items()}}  # fmt: skip
