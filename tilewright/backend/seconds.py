@@ -69,9 +69,10 @@ def price_of_runs(
         kernels = [call] if call.is_kernel else [k for k in call.body if isinstance(k, Tile)]
         own = [name for kernel in kernels for name in parts[kernel.name]]
         if call.is_kernel:
-            total = total + sum((terms[name].seconds for name in own), 0.0)
+            seconds = sum((terms[name].seconds for name in own), 0.0)
         else:
-            total = total + backend.launch_terms([works[name] for name in own], target).seconds
+            seconds = backend.launch_terms([works[name] for name in own], target).seconds
+        total = most(total, seconds) if plan.body.runs == "together" else total + seconds
     return Priced(total, terms)
 
 

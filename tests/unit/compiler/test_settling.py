@@ -117,11 +117,11 @@ def test_the_tuner_leaves_out_what_is_no_plan(
     """A variant whose tiles are not whole steps of what walks them, beside sound ones."""
     sound = Variants.ranked
 
-    def ranked(self: Variants, admits: Any) -> Iterator[Tile]:
+    def ranked(self: Variants, admits: Any, prefer: Any = None) -> Iterator[Tile]:
         own = self.kernel
         inner = Tile(own.level, (("nothing", 2),), "order", own.body)
         yield Tile(own.level, own.sizes, own.over, (inner,), axes=own.axes, name=own.name, holds=own.holds)
-        yield from sound(self, admits)
+        yield from sound(self, admits, prefer)
 
     monkeypatch.setattr(Variants, "ranked", ranked)
     x = np.random.default_rng(1).standard_normal(SHAPE).astype(np.float32)
