@@ -217,10 +217,10 @@ class _Walker:
             self._warps(tile, around)
         if tile.over == "order" and around and not tile.sizes and not tile.holds and tile.runs == "order":
             raise ValueError("a tile that neither cuts nor holds anything")
-        if tile.over == "lanes" and self.target is not None and tile.warp != self.target.warp:
-            raise ValueError(f"threads run in warps of {tile.warp}, the target's are of {self.target.warp}")
         if (tile.over == "lanes") != (tile.count > 1):
             raise ValueError("threads are counted where a tile is handed out to lanes, and only there")
+        if tile.over == "lanes" and self.target is not None and tile.warp != self.target.warp:
+            raise ValueError(f"threads run in warps of {tile.warp}, the target's are of {self.target.warp}")
         if (tile.over == "steps") != (tile.scan is not None):
             raise ValueError("steps are those of a Scan, and a Scan has steps")
         if tile.scan is not None and not isinstance(self.computes.get(tile.scan), Scan):
