@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Generator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ ELSEWHERE = pytest.StashKey[Elsewhere]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run the tests marked slow")
+    parser.addoption("--every-seed", action="store_true", help="also run the rest of the seeds of random tests: hours")
     known = ", ".join(stored_machines("cpu"))
     parser.addoption(
         "--machine", metavar="NAME", help=f"plan for this machine instead of the host: {known}, or a .json"
@@ -32,6 +34,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: runs only with --all")
+    config.addinivalue_line("markers", "every_seed: runs only with --every-seed")
+    config.addinivalue_line("markers", "sample(n): without --all only the first of every n of its cases")
     config.addinivalue_line("markers", "host: is about this computer, whatever --machine says")
     if name := config.getoption("--machine"):
         config.stash[ELSEWHERE] = elsewhere(name)
@@ -61,12 +65,26 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--all"):
-        return
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    if slow:
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+    left: set[pytest.Item] = set()
+    if not config.getoption("--every-seed"):
+        left.update(item for item in items if item.get_closest_marker("every_seed"))
+    if not config.getoption("--all"):
+        left.update(item for item in items if item.get_closest_marker("slow"))
+        left.update(_beyond_sample([item for item in items if item not in left]))
+    if left:
+        config.hook.pytest_deselected(items=[item for item in items if item in left])
+        items[:] = [item for item in items if item not in left]
+
+
+def _beyond_sample(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Of tests marked `sample(n)` all cases but the first of every n."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        if mark := item.get_closest_marker("sample"):
+            test = item.nodeid.partition("[")[0]
+            if seen[test] % mark.args[0]:
+                yield item
+            seen[test] += 1
 
 
 @dataclass

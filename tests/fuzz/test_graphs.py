@@ -10,9 +10,9 @@ import pytest
 
 import tilewright
 from tests.fuzz.graphs import EPSILON, Case, random_case
+from tests.fuzz.seeds import seeds
 from tilewright import Options
 
-ALL = 2000
 QUICK = (1, 3, 5, 8, 10, 156)
 ROUNDINGS = 300  # of the least precise type on the way, as a share of the largest value anywhere
 
@@ -32,7 +32,7 @@ def check(case: Case, options: Options) -> None:
         np.testing.assert_allclose(got, want, 1e-3 if least < 1e-5 else 0.0, room, err_msg=wanted.name)
 
 
-@pytest.mark.parametrize("seed", [pytest.param(s, marks=() if s in QUICK else pytest.mark.slow) for s in range(ALL)])
+@pytest.mark.parametrize("seed", seeds(2000, 300, QUICK))
 def test_random_models_agree_with_the_reference(seed: int, kernel_cache: Path) -> None:
     case = random_case(seed)
     schedule = ("connected", "connected", "register", "none")[seed % 4]

@@ -5,7 +5,7 @@ A failure prints its seed; `pytest tests/fuzz -k "[SEED-"` runs that one again.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import pytest
 
 from tests.cpu_stages import CPU, Arrays, evaluated, lowered
 from tests.fuzz.programs import random_arrays, random_program
+from tests.fuzz.seeds import seeds
 from tilewright.ir.analysis.verify import verify_program
 from tilewright.ir.forms.compute import Program
 from tilewright.ir.text import text
@@ -23,7 +24,6 @@ from tilewright.schedule.planner import make_plan
 from tilewright.transform.clean.fold import fold_constants
 from tilewright.transform.layout.choose import choose_layouts
 
-ALL = 200
 # some of everything; several of them stream
 QUICK = (1, 2, 3, 4, 5, 7, 8, 12, 21, 22, 30, 41)
 WAYS = (("none", "auto"), ("connected", "never"), ("connected", "always"))
@@ -34,10 +34,6 @@ TOLERANCE = {"float64": 1e-9, "float32": 2e-4, "float16": 2e-2}
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Streamed axes here are short, too; blocks that do not divide them, and vectors that do not fit."""
     monkeypatch.setattr(group_cost, "_BLOCKS", (3, 8))
-
-
-def seeds(quick: Container[int]) -> list[object]:
-    return [pytest.param(s, marks=() if s in quick else pytest.mark.slow) for s in range(ALL)]
 
 
 @contextmanager
@@ -73,7 +69,7 @@ def compare(program: Program, inputs: Arrays, found: Arrays) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS, ids="-".join)
-@pytest.mark.parametrize("seed", seeds(range(40)))
+@pytest.mark.parametrize("seed", seeds(200, 100, range(40)))
 def test_loops(seed: int, way: tuple[str, str]) -> None:
     program = prepared(seed)
     with told(seed, program):
@@ -82,7 +78,7 @@ def test_loops(seed: int, way: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS, ids="-".join)
-@pytest.mark.parametrize("seed", seeds(QUICK))
+@pytest.mark.parametrize("seed", seeds(200, 60, QUICK))
 def test_machine_code(seed: int, way: tuple[str, str], kernel_cache: Path, request: pytest.FixtureRequest) -> None:
     if way[0] == "none" and seed % 4 and not request.config.getoption("--all"):
         pytest.skip("a sample; --all runs every program unfused, too")

@@ -14,6 +14,7 @@ import pytest
 
 from tests.cpu_stages import Lowered
 from tests.fuzz.programs import random_arrays, random_program
+from tests.fuzz.seeds import seeds
 from tests.fuzz.test_plans import MODELS
 from tests.fuzz.test_programs import compare, told
 from tests.fuzz.widths import in_passes, loops_of, refused, sources_of
@@ -29,12 +30,7 @@ from tilewright.transform.layout.choose import choose_layouts
 from tilewright.transform.layout.staging import stage_operands
 
 ALL = 120
-QUICK = 6
 MACHINES = stored_machines("cpu")
-
-
-def sample(count: int, quick: int) -> list[object]:
-    return [pytest.param(s, marks=() if s < quick else pytest.mark.slow) for s in range(count)]
 
 
 def drawn(seed: int, target: Target) -> Program:
@@ -56,7 +52,7 @@ def planned(seed: int, target: Target, passes: bool) -> Lowered:
 
 
 @pytest.mark.parametrize("name", MACHINES)
-@pytest.mark.parametrize("seed", sample(ALL, QUICK))
+@pytest.mark.parametrize("seed", seeds(ALL, 40, range(6)))
 def test_every_machine_computes_the_same(seed: int, name: str) -> None:
     target = machine(name)
     for passes in (False, True):
@@ -69,7 +65,7 @@ def test_every_machine_computes_the_same(seed: int, name: str) -> None:
 @pytest.mark.parametrize("name", [
     pytest.param(name, marks=() if name in ("neoverse_n1", "avx2_desktop") else pytest.mark.slow) for name in MACHINES
 ])  # fmt: skip
-@pytest.mark.parametrize("seed", sample(ALL // 12, 1))
+@pytest.mark.parametrize("seed", seeds(ALL // 12, 4, range(1)))
 def test_every_machine_has_a_compiler_that_takes_it(seed: int, name: str, tmp_path: Path) -> None:
     """Twelve programs at a time: a compiler's start takes longer than a kernel's types."""
     try:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.cpu_stages import CPU, lowered, output_names
 from tests.fuzz.programs import random_arrays
+from tests.fuzz.seeds import seeds
 from tests.fuzz.test_programs import compare, prepared, told
 from tests.unit.tile_graph.test_rolling import chain, convolutions
 from tilewright.ir.forms.compute import Program, all_computes
@@ -29,7 +30,6 @@ from tilewright.tile_graph.traffic.held import leaf_nest, plan_nests
 from tilewright.transform.layout.choose import choose_layouts
 from tilewright.transform.layout.staging import stage_operands
 
-ALL = 2000
 QUICK = (*range(60), 1057)  # the last reads an axis backwards in a product
 
 
@@ -121,11 +121,7 @@ def random_tree(program: Program, seed: int, is_rich: bool = False) -> Plan:
     return plan.with_kernels(changed)
 
 
-def cases(count: int, quick: Sequence[int]) -> list[object]:
-    return [pytest.param(s, marks=() if s in quick else pytest.mark.slow) for s in range(count)]
-
-
-@pytest.mark.parametrize("seed", cases(ALL, QUICK))
+@pytest.mark.parametrize("seed", seeds(2000, 300, QUICK))
 def test_random_trees(seed: int) -> None:
     program = prepared(seed)
     with told(seed, program):
@@ -135,7 +131,7 @@ def test_random_trees(seed: int) -> None:
         compare(program, inputs, lowered(program, plan=plan).on_loops(inputs))
 
 
-@pytest.mark.parametrize("seed", cases(1000, (*range(16), 389)))
+@pytest.mark.parametrize("seed", seeds(1000, 200, (*range(16), 389)))
 def test_random_trees_with_copies_stages_and_leaves_again(seed: int) -> None:
     program = prepared(seed)
     with told(seed, program):
@@ -146,7 +142,7 @@ def test_random_trees_with_copies_stages_and_leaves_again(seed: int) -> None:
         compare(program, inputs, lowered(program, plan=plan).on_loops(inputs))
 
 
-@pytest.mark.parametrize("seed", cases(200, range(8)))
+@pytest.mark.parametrize("seed", seeds(200, 60, range(8)))
 def test_random_trees_have_a_meaning_of_their_own(seed: int) -> None:
     program = prepared(seed)
     with told(seed, program):
@@ -156,7 +152,7 @@ def test_random_trees_have_a_meaning_of_their_own(seed: int) -> None:
         compare(program, inputs, dict(zip(output_names(program), found.values(), strict=True)))
 
 
-@pytest.mark.parametrize("seed", cases(100, range(6)))
+@pytest.mark.parametrize("seed", seeds(100, 40, range(6)))
 def test_random_windows(seed: int) -> None:
     rng = np.random.default_rng([seed, 4])
     kernel, stride = int(rng.choice([2, 3, 5])), int(rng.integers(1, 3))

@@ -11,13 +11,14 @@ import pytest
 from onnx import ModelProto
 
 from tests.cpu_stages import error, evaluated, lowered, model_of, programs, random_inputs
+from tests.fuzz.seeds import seeds
 from tilewright.compiler.pipeline import build
 from tilewright.frontend.onnx.model import load
 from tilewright.options import Options
 from tilewright.schedule.planner import make_plan
 from tilewright.target import machine, stored_machines
 
-ALL, QUICK = 400, (3, 17, 28)
+QUICK = (3, 17, 28)
 
 
 class Chain:
@@ -109,7 +110,7 @@ def told(model: ModelProto, target: str, caplog: pytest.LogCaptureFixture) -> No
     assert not [r.getMessage() for r in caplog.records]
 
 
-@pytest.mark.parametrize("seed", [pytest.param(s, marks=() if s in QUICK else pytest.mark.slow) for s in range(ALL)])
+@pytest.mark.parametrize("seed", seeds(400, 100, QUICK))
 def test_random_windows_are_lowered_as_planned(seed: int, caplog: pytest.LogCaptureFixture) -> None:
     names = stored_machines("cpu")
     model = Chain(np.random.default_rng([seed, 21]), is_small=False).model()
@@ -117,7 +118,7 @@ def test_random_windows_are_lowered_as_planned(seed: int, caplog: pytest.LogCapt
         told(model, names[(seed + offset) % len(names)], caplog)
 
 
-@pytest.mark.parametrize("seed", [pytest.param(s, marks=() if s in QUICK else pytest.mark.slow) for s in range(120)])
+@pytest.mark.parametrize("seed", seeds(120, 40, QUICK))
 def test_random_windows_give_the_same(seed: int) -> None:
     target = machine(stored_machines("cpu")[seed % 5])
     program = programs(Chain(np.random.default_rng([seed, 22]), is_small=True).model(), target)["layout"]

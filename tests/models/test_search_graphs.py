@@ -228,6 +228,7 @@ SMALL = {
 QUICK = ("largest", "sums", "between")
 
 
+@pytest.mark.sample(2)
 @HALF
 @pytest.mark.parametrize("target", [*CPUS, "h200"])
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in SMALL])

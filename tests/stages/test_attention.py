@@ -110,6 +110,7 @@ def with_block(plan: Plan, block: int) -> Plan:
     return map_tiles(plan, lambda tile: walked if tile == stream else tile)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("kind", "length", "head"), sampled())
 def test_streamed_and_resident_agree(kind: str, length: int, head: int, kernel_cache: Path) -> None:
     program = programs(make(kind, length, head), N1)["layout"]

@@ -25,6 +25,7 @@ def exported(request: pytest.FixtureRequest, zoo_file: Callable[..., Path]) -> t
     return zoo_file(request.param), inputs, zoo.reference(module, inputs)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("schedule", ("none", "connected"))
 def test_model(exported: tuple[Path, Any, Any], schedule: str, kernel_cache: Path) -> None:
     path, inputs, reference = exported

@@ -78,6 +78,7 @@ def test_loops(export, name: str, exporter: str, schedule: str) -> None:
     assert zoo.relative_error(made.lowered(schedule).on_loops(made.inputs), made.reference) < LIMIT
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(("name", "exporter"), EXPORTS)
 def test_machine_code(export, name: str, exporter: str, schedule: str, kernel_cache: Path) -> None:

@@ -67,6 +67,7 @@ CASES = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", CASES)
 def test_every_form_agrees(name: str, kernel_cache: Path) -> None:
     program = programs(CASES[name])["layout"]

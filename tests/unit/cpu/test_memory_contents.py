@@ -188,6 +188,7 @@ def backwards(image: ModelImage) -> ModelImage:
     return replace(image, kernels=kernels, stages=tuple(replace(s, kernel=f"back_{s.kernel}") for s in image.stages))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [*CASES, *(f"{name} narrow" for name in PRECISIONS)])
 def test_what_memory_holds_and_which_tile_comes_first_reach_no_result(name: str, built: Builder) -> None:
     program, image = made(name)

@@ -79,6 +79,7 @@ def sums(made: Lowered) -> list[int]:
     return found
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
 def test_every_form_agrees(name: str, kernel_cache: Path) -> None:
     for program in (programs(CASES[name])["layout"], staged(CASES[name])):

@@ -71,6 +71,7 @@ TURNING = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("kind", "batch", "direction"), TURNING)
 def test_steps_that_turn_round_give_the_same(kind: str, batch: int, direction: str, kernel_cache: Path) -> None:
     model = recurrence(kind, hidden=SIZES[kind], batch=batch, direction=direction)
@@ -84,6 +85,7 @@ def test_steps_that_turn_round_give_the_same(kind: str, batch: int, direction: s
     assert error(made.natively(inputs, kernel_cache)["h"], wanted) < 1e-6
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("kind", "hidden"), [("LSTM", 96), ("LSTM", 112), ("GRU", 112), ("RNN", 256)])
 def test_where_a_walk_turns_round_the_sum_does_too(kind: str, hidden: int, kernel_cache: Path) -> None:
     """What a step reads last, the next one reads first: the same quarter of the same block of the weights."""

@@ -171,6 +171,7 @@ def instructions(artifact: Artifact) -> list[str]:
     return [s.name for k in artifact.loops.kernels for s in statements(k.body) if isinstance(s, Instruction)]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES])
 def test_loops_mean_the_integers(name: str) -> None:
     artifact = compiled(name)

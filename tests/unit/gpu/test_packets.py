@@ -115,6 +115,7 @@ CASES: dict[str, tuple[ModelProto, int]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
 def test_packets_mean_what_the_program_means(name: str, kernel_cache: Path) -> None:
     model, lanes = CASES[name]

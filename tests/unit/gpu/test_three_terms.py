@@ -159,6 +159,7 @@ CASES = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
 def test_loops_mean_the_product(name: str) -> None:
     artifact = in_terms(CASES[name])

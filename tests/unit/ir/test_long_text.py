@@ -53,6 +53,7 @@ def sizes(kind: str, name: str, *counts: int) -> list[int]:
     return [sum(len(text) for text in artifact.sources.values()) for artifact in made]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["neoverse_n1", pytest.param("emerald_rapids", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", STEPS)
 def test_text_grows_with_the_model_and_no_faster(kind: str, name: str) -> None:

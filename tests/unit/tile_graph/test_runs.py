@@ -50,6 +50,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
 def test_runs_mean_the_same(name: str, kernel_cache: Path) -> None:
     made = programs(CASES[name])

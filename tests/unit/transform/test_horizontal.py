@@ -159,6 +159,7 @@ def products(program: Program) -> list[Reduce]:
             and any(isinstance(f, Load) and f.source in program.constants for f in factors(c))]  # fmt: skip
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
 def test_merged(name: str, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As few products as can be, the same bits from the interpreter, and code that agrees."""
@@ -312,6 +313,7 @@ def copies(artifact: Artifact) -> list[str]:
 MACHINES = ("neoverse_n1", "emerald_rapids", "avx2_desktop", "h200")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MACHINES)
 @pytest.mark.parametrize("kept", [12, 4])
 def test_projections_of_attention_are_one_product(name: str, kept: int) -> None:
@@ -332,6 +334,7 @@ def seconds(artifact: Artifact) -> float:
     return sum(k.estimate.seconds for k in artifact.plan.kernels)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MACHINES)
 def test_groups_are_one_convolution(name: str) -> None:
     """Split, convolve and concatenate gives the plan of a grouped convolution: nothing is split or put together."""

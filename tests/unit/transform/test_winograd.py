@@ -179,6 +179,7 @@ SCHEDULES = ("connected", "register", "none")
 CODED = [(s, m, SCHEDULES[(i + j) % 3]) for i, s in enumerate(SHAPES) for j, m in enumerate(SIZES)]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("shape, m, schedule", CODED)
 def test_code_computes_what_the_program_says(
     shape: str, m: int, schedule: str, monkeypatch: pytest.MonkeyPatch, kernel_cache: Path

@@ -1,0 +1,13 @@
+"""Which seeds of a random test run: some always, some more with --all, and every one of them with --every-seed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pytest
+
+
+def seeds(every: int, often: int, quick: Collection[int]) -> list[object]:
+    """The seeds below `every`: those in `quick` always, those below `often` with --all, the rest take hours."""
+    marks = [() if s in quick else pytest.mark.slow if s < often else pytest.mark.every_seed for s in range(every)]
+    return [pytest.param(s, marks=mark) for s, mark in enumerate(marks)]
