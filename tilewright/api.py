@@ -487,6 +487,10 @@ def _built(
     if not chosen.is_tuned:
         return build_within(graph, goal, chosen)
 
+    if chosen.is_believed:
+        from tilewright.learn.choose import choose_plan
+
+        return build_within(graph, goal, chosen, choose_plan)
     from tilewright.tune.tuner import tune_plan
 
     return build_within(graph, goal, chosen, tune_plan)

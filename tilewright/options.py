@@ -27,6 +27,7 @@ CONVOLUTIONS = ("auto", "direct", "winograd")
 CONTRACTIONS = ("auto", "direct", "strassen")
 DENORMALS = ("flush", "keep")
 EFFORTS = ("full", "fast", "adaptive")
+COST_MODELS = ("analytic", "tree", "graph")
 FALLBACKS = ("host", "error")
 # what plans may be wanted for, and orders of it by name: throughput is the latency of one core of many
 OBJECTIVES = ("latency", "footprint", "reuse", "fusion", "parallelism", "compile")
@@ -119,6 +120,9 @@ class Options:
     tune_records  a file of what was measured, which is read, and with `tune` appended to; without `tune` what it says
                 is chosen and nothing measured. None: a file in the cache
     tune_watch  called with a `Tuning` as it gets on
+    cost_model  what orders the plans of a kernel: "analytic", the fold over the Plan's tree; "tree" or "graph", a
+                network fitted to the file that tune_records names, which chooses among the plans that tuning would
+                measure. For the extra `learn` (docs/tuning.md)
     packed      (name, Layout) pairs: how constants lie in a compiled model that shares them with this one. They lie so
                 here too where that is predicted to cost little, so that both may have one copy
     variants    how many sets of shapes a model with open dimensions keeps compiled at once
@@ -150,6 +154,7 @@ class Options:
     tune_arithmetic: bool = False
     tune_records: Path | None = None
     tune_watch: Watch | None = field(default=None, compare=False, repr=False)
+    cost_model: str = "analytic"
     packed: tuple[tuple[str, Layout], ...] = ()
     variants: int = 8
     dump: Path | None = None
@@ -197,6 +202,10 @@ class Options:
         for name in ("tune_trials", "tune_arithmetic", "tune_watch"):
             if getattr(self, name) and not self.is_tuned:
                 raise OptionError(f"{name} is for tuning: give tune=, for how long (tune='2m')")
+        check_choice("cost_model", self.cost_model, COST_MODELS)
+        if self.is_believed and (self.tune_records is None or self.tune is not None):
+            raise OptionError(f"cost_model='{self.cost_model}' is fitted to what was measured before: give it as "
+                              "tune_records=, and leave tune out")  # fmt: skip
         check_whole_number("variants", self.variants, least=1)
 
     def _check_throughput(self) -> None:
@@ -222,6 +231,11 @@ class Options:
     def is_tuned(self) -> bool:
         """Whether plans are chosen by what was measured of them, here or before."""
         return self.tune is not None or self.tune_records is not None
+
+    @property
+    def is_believed(self) -> bool:
+        """Whether plans are chosen by what a network makes of what was measured."""
+        return self.cost_model != "analytic"
 
     @staticmethod
     def from_environment(environ: Mapping[str, str] | None = None, **given: Any) -> Options:

@@ -20,18 +20,25 @@ _TOLD = ("time", "compute", "waits")  # and what begins with `moved`: what a for
 WAYS = ("fold", "corrected", "where better", "learned alone")
 
 
-def report(rows: Sequence[Row], split: str) -> str:
+def report(rows: Sequence[Row], split: str, networks: bool = False) -> str:
     prices = predictions(rows, split)
+    ways = WAYS
+    if networks:  # torch is needed for them alone
+        from bench.learned.networks import believed
+
+        prices |= believed(rows, _parts(rows, split))
+        ways = tuple(prices)
     lines: list[str] = []
     for machine in dict.fromkeys(row.machine for row in rows):
         own = [i for i, row in enumerate(rows) if row.machine == machine]
-        found = {way: _by_class(rows, own, prices[way]) for way in WAYS}
+        found = {way: _by_class(rows, own, prices[way]) for way in ways}
         kinds = sorted(found["fold"], key=lambda kind: (kind == ALL, kind))
-        cells = [[kind, str(len(found["fold"][kind])), *(_cell(found[way][kind]) for way in WAYS)] for kind in kinds]
-        header = ["rank, loss, near", "tasks", *WAYS]
+        cells = [[kind, str(len(found["fold"][kind])), *(_cell(found[way][kind]) for way in ways)] for kind in kinds]
+        header = ["rank, loss, near", "tasks", *ways]
         lines += [f"## {machine}, by {split}", "", *table(header, cells), ""]
-        lines += [f"{kind}: {name} {was:.3f} to {now:.3f}, worse beyond noise" for kind in kinds
-                  for name, (was, now) in fallen(found["fold"][kind], found["corrected"][kind]).items()]  # fmt: skip
+        lines += [f"{way}, {kind}: {name} {was:.3f} to {now:.3f}, worse beyond noise"
+                  for way in ways if way not in ("fold", "learned alone") for kind in kinds
+                  for name, (was, now) in fallen(found["fold"][kind], found[way][kind]).items()]  # fmt: skip
         lines += [""]
     return "\n".join(lines)
 

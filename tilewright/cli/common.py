@@ -26,6 +26,7 @@ from tilewright.model import Array, Model, Port
 from tilewright.options import (
     CONTRACTIONS,
     CONVOLUTIONS,
+    COST_MODELS,
     DENORMALS,
     EFFORTS,
     FALLBACKS,
@@ -139,6 +140,12 @@ def add_compile_options(parser: argparse.ArgumentParser, tune: bool = True) -> N
         help="what was measured: read, and appended to where something is (default: a file in the cache)",
     )
     group.add_argument(
+        "--cost-model",
+        choices=COST_MODELS,
+        default="analytic",
+        help="what orders plans of a kernel: tree and graph are networks fitted to --records (default: analytic)",
+    )
+    group.add_argument(
         "--arithmetic",
         action="store_true",
         help="let tuning choose kernels that take sums in another order: results differ in their last bits",
@@ -235,6 +242,7 @@ def compile_model(
             tune_arithmetic=arguments.arithmetic,
             tune_records=arguments.records,
             tune_watch=watch,
+            cost_model=arguments.cost_model,
             dump=arguments.dump,
             stop_after=arguments.stop_after,
             overrides=tuple(arguments.override),

@@ -112,7 +112,7 @@ def identify(
         return None  # loading what is there needs no compiler, but telling whether it is the right one does
     given = sorted((n, a.dtype.name, a.shape, a.tobytes().hex()) for n, a in (values or {}).items())
     about = (sorted(shapes.items()), given, sorted(chosen.items()), target.describe(), this_machine().identity,
-             compiler.argv, compiler.version, sys.version, _versions(), _own_code())  # fmt: skip
+             compiler.argv, compiler.version, sys.version, _versions(), own_code())  # fmt: skip
     key = content_key("model", digest, json.dumps(about, default=str), suffix=".model")
     return Source(model, files, key, before)
 
@@ -360,7 +360,7 @@ def _versions() -> list[str]:
     return [metadata.version(name) for name in _LIBRARIES]
 
 
-def _own_code() -> str:
+def own_code() -> str:
     """Of every file of this package: a change anywhere in the compiler may change what it makes."""
     root = Path(__file__).parents[1]
     digest = sha256()

@@ -48,7 +48,7 @@ def _told(kernel: Tile, parts: list[Terms], computes: Mapping[str, Compute], tar
     numbers = {
         **_of_terms(parts, seconds),
         **_of_tree(kernel, target),
-        **_of_leaf(kernel.leaves[largest], nests[largest]),
+        **leaf_numbers(kernel.leaves[largest], nests[largest]),
         "points": bits(work(nests)),
         "largest": _thousandths(work([nests[largest]]), work(nests)),
     }
@@ -90,7 +90,7 @@ def _of_tree(kernel: Tile, target: Target) -> dict[str, int]:
     }
 
 
-def _of_leaf(leaf: Leaf, nest: Nest) -> dict[str, int]:
+def leaf_numbers(leaf: Leaf, nest: Nest) -> dict[str, int]:
     """How the nest runs that most of the points are of."""
     register = dict(leaf.register)
     outputs = [size for name, size in leaf.register if not name.startswith("r")]

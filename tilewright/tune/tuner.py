@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilewright.backend import backend_for
@@ -17,10 +17,10 @@ from tilewright.ir.forms.compute import Program
 from tilewright.options import Options, Tuning
 from tilewright.runtime import CacheError, ToolchainError
 from tilewright.schedule.planner import kernel_seconds
-from tilewright.schedule.price import priced
 from tilewright.target import Target
 from tilewright.tile_graph.plan.form import Plan
 from tilewright.tune.answers import Array, answers, are_same
+from tilewright.tune.choices import Choice, apart, with_choices
 from tilewright.tune.families import Beliefs, Key, change, family, unchanged
 from tilewright.tune.features import Told, features
 from tilewright.tune.fresh import measured
@@ -64,51 +64,16 @@ def _as_recorded(model: Model, log: Log) -> Plan:
     chosen = [Choice(subject, trial, outcome.ratio) for subject in find_subjects(model)
               if (outcome := _best(log.outcomes(subject.part))) is not None
               and (trial := subject.trial(outcome.plan)) is not None]  # fmt: skip
-    kept = _apart(chosen, lambda choice: 1 - choice.ratio)
+    kept = apart(chosen, lambda choice: 1 - choice.ratio)
     if not kept:
         _LOG.warning("%s", printable(f"{log.path} has no faster plan of this model's kernels: the planner's own stay"))
     said = {name: f"as {log.path.name} has it: {1 / c.ratio:.2f} times as fast as the best predicted"
             for c in kept for name in c.subject.tensors}  # fmt: skip
-    return _with(model, kept, said)
+    return with_choices(model, kept, said)
 
 
 def _best(outcomes: Sequence[Outcome]) -> Outcome | None:
     return next((o for o in outcomes if o.high < 1 and o.ratio < 1 - LEAST_GAIN), None)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A subject with a plan that measured faster than its own."""
-
-    subject: Subject
-    trial: Trial
-    ratio: float
-
-
-def _apart(choices: Sequence[Choice], gain: Callable[[Choice], float]) -> list[Choice]:
-    """Choices of which no two change the same kernel, those first that gain most."""
-    taken: set[str] = set()
-    kept = []
-    for choice in sorted(choices, key=lambda c: -gain(c)):
-        if taken.isdisjoint(choice.subject.kernels):
-            taken |= choice.subject.kernels
-            kept.append(choice)
-    return kept
-
-
-def _with(model: Model, choices: Sequence[Choice], said: Mapping[str, str]) -> Plan:
-    """The plan with these choices; every kernel says, for people, what was measured of what it stores."""
-    edits = [edit for choice in choices for edit in choice.trial.edits]
-    plan = edited(model.program, model.plan, model.target, edits)
-    changed = frozenset(tensor for choice in choices for tensor in choice.subject.tensors)
-    predicted = {k.name: k.estimate for k in priced(model.program, plan, model.target).kernels} if choices else {}
-    told = {}
-    for kernel in plan.kernels:
-        root = kernel.leaves[-1].tensor
-        own = predicted[kernel.name] if root in changed else kernel.estimate
-        reason = "; ".join(part for part in (own.reason, said.get(root, "")) if part)
-        told[kernel.name] = replace(kernel, estimate=replace(own, reason=reason))
-    return plan.with_kernels(told)
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,7 +171,7 @@ class _Tuner:
         state = self.log.state
         if state.plan is not None:
             return Plan.from_json(state.plan)
-        return _with(self.model, [], state.told)
+        return with_choices(self.model, [], state.told)
 
     # ---- rounds
 
@@ -388,7 +353,7 @@ class _Tuner:
         shares = {id(turn.subject): turn.share for turn in self.turns}
         choices = [Choice(turn.subject, trial, outcome.ratio) for turn, outcome in self._gains()
                    if (trial := turn.subject.trial(outcome.plan)) is not None]  # fmt: skip
-        return _apart(choices, lambda c: shares[id(c.subject)] * (1 - c.ratio))
+        return apart(choices, lambda c: shares[id(c.subject)] * (1 - c.ratio))
 
     def _chosen(self) -> Plan:
         """The best of all subjects together, as far as they hold once more in a process of its own."""
@@ -404,7 +369,7 @@ class _Tuner:
             said = (f"tuned: {1 / choice.ratio:.2f} times as fast as the best predicted, "
                     f"{1 + self.log.count(choice.subject.part)} plans measured")  # fmt: skip
             told.update(dict.fromkeys(choice.subject.tensors, said))
-        plan = _with(self.model, kept, told)
+        plan = with_choices(self.model, kept, told)
         state.plan, state.told = (plan.to_json() if kept else None), told
         self._say(f"{len(kept)} kernels changed, {gain:.2f} times as fast" if kept else "nothing is faster", gain)
         return plan

@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "compiler": {"options", *BELOW_COMPILER},
     "calls": {"options"},
     "tune": COMPILER_AND_BELOW,
+    "learn": {"tune", "packages", *COMPILER_AND_BELOW},
     "report": {"calls", *COMPILER_AND_BELOW},
     "pytorch": {"frontend", "ir", "calls"},  # what compiles a Graph is handed to it
     "version": set(),
@@ -42,7 +43,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "dynamic": {"calls", "compiler", "frontend", "ir", "ops", "options", "packages", "version"},
     "distributed": {"calls", "packages", "report", "version", *COMPILER_AND_BELOW},  # one model on several ranks
     "model": {"calls", "compiler", "ir", "options", "packages", "report", "runtime"},  # what is called
-    "api": {"calls", "distributed", "model", "pytorch", "dynamic", "packages", "report", "tune", *COMPILER_AND_BELOW},
+    "api": {
+        "calls", "distributed", "dynamic", "learn", "model", "packages", "pytorch", "report", "tune",
+        *COMPILER_AND_BELOW,
+    },
     "training": {"distributed", "ops", "options", "pytorch", "transform"},  # what a user trains with
     "integrations": {"api", "calls", "dynamic", "frontend", "ir", "model", "options", "pytorch", "runtime"},
     "cli": {

@@ -1,0 +1,1 @@
+"""Networks that learn from records what plans take (DLBCM, LPM), for the extra `learn`."""
