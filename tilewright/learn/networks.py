@@ -75,7 +75,10 @@ class Batch:
 
 
 def batch_of(kernels: Sequence[Encoded], names: Names) -> Batch:
-    roots, leaves, owners, reads = [], [], [], []
+    roots: list[int] = []
+    leaves: list[int] = []
+    owners: list[int] = []
+    reads: list[tuple[int, int]] = []
     depths: list[int] = []
     children: list[list[int]] = []
     for number, kernel in enumerate(kernels):
