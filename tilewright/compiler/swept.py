@@ -16,7 +16,7 @@ from tilewright.ir.forms.mesh import slices
 from tilewright.ir.forms.swept import Sweep, Swept, SweptPart
 from tilewright.ir.forms.tensor import Tensor, extents
 from tilewright.options import Options
-from tilewright.runtime.swept import Kind, Result, Round, Runner, SweptModel, Visit, opener
+from tilewright.runtime.swept import Kind, Result, Round, Runner, SweptModel, Visit, device_of, opener
 from tilewright.schedule.sweeps.parts import in_sweeps
 from tilewright.schedule.sweeps.search import Room, choose_sweeps
 from tilewright.target import Target
@@ -134,14 +134,15 @@ class _Built:
         return [(name, first, read[name]) for name, first in left.items() if name not in given]
 
     def _check_weights(self, made: list[Artifact]) -> None:
-        """On a device each code has weights of its own."""
+        """On a device each code has weights of its own, and all of them are there together."""
         if self.bound.keeps:
             return
         programs = [artifact.program for artifact in made if artifact.program is not None]
         weights = sum(array.nbytes for program in programs for array in program.constants.values())
         sizes = [self.bound.measure(a.loops, a.plan) for a in made if a.loops is not None and a.plan is not None]
         beside = [self._beside(sweep, kind) for sweep in self.swept.sweeps for kind in range(len(sweep.programs))]
-        needed = weights + max((a + b for a, b in zip(sizes, beside, strict=False)), default=0)
+        # one arena for all, and slots for any two parts that follow each other
+        needed = weights + max(sizes, default=0) + max(beside, default=0)
         if needed > self.bound.limit:
             raise TooMuch(needed)
 
@@ -156,7 +157,8 @@ class _Built:
         constants = {t.name: a for t, a in program.constants.items() if t.name in taken or t in program.outputs}
         between = [_result(named[name]) for name, _, _ in self._lives()]
         inputs, outputs = ([t.name for t in side] for side in (program.inputs, program.outputs))
-        return SweptModel(rounds, inputs, outputs, between, constants)
+        device = device_of([artifact.runner for artifacts in made for artifact in artifacts])
+        return SweptModel(rounds, inputs, outputs, between, constants, device)
 
     # --- for people
 

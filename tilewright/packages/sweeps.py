@@ -17,7 +17,7 @@ from tilewright.packages.directory import MANIFEST, check_files, sums, write_dir
 from tilewright.packages.inspection import EXPLANATION
 from tilewright.packages.manifest import Port, calls_from, damaged, file_sums, port_from, port_row, sealed, unsealed
 from tilewright.packages.shared import share_weights
-from tilewright.runtime.swept import Kind, Result, Round, Slices, SweptModel, Visit, opener
+from tilewright.runtime.swept import Kind, Result, Round, Slices, SweptModel, Visit, device_of, opener
 from tilewright.version import VERSION
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _model(folder: Path, row: Mapping[str, Any], about: SweptManifest, parts: Se
     if ends[-1] != len(parts):
         raise ValueError("parts that are in no sweep, or sweeps without parts")
     rounds = [_round(each, parts[a:b], known) for each, (a, b) in zip(row["rounds"], pairwise(ends), strict=True)]
-    return SweptModel(rounds, inputs, outputs, between, constants)
+    return SweptModel(rounds, inputs, outputs, between, constants, device_of([part.runner for part in parts]))
 
 
 def _round_row(given: Round) -> dict[str, Any]:

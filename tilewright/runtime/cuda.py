@@ -24,6 +24,7 @@ from tilewright.runtime.cuda_device import (
     zeroed_memory,
 )
 from tilewright.runtime.cuda_graph import MEETING_BYTES, LaunchGraph, Pointers
+from tilewright.runtime.cuda_sweeps import CudaSweeps
 from tilewright.runtime.device_arrays import (
     Expected,
     Libraries,
@@ -51,21 +52,27 @@ def device_name(device: int = 0) -> str:
     return str(open_device(device).name)
 
 
-class _Lane:
+class Lane:
     """What runs on one stream share: they follow each other there, so that one arena and one graph serve them all."""
 
     def __init__(
-        self, image: GpuModelImage, kernels: dict[str, Any], weights: int, host: Mapping[int, int], context: Any
-    ) -> None:
+        self, image: GpuModelImage, kernels: dict[str, Any], weights: int, host: Mapping[int, int], context: Any,
+        arena: int | None = None,
+    ) -> None:  # fmt: skip
+        """`arena` is where others have theirs too, whose runs never meet these."""
         self.lock = threading.Lock()
         self.is_closed = False
         self._image = image
         self._context = context
-        self._arena = DeviceMemory(image.arena_bytes, context)
+        self._arena = DeviceMemory(image.arena_bytes if arena is None else 0, context)
         self._ring = DeviceMemory(image.ring_bytes, context)
         self._meeting = zeroed_memory(MEETING_BYTES, context)
         self._ports: list[DeviceMemory | None] = [None] * (len(image.input_bytes) + len(image.output_bytes))
-        bases = {"weight": weights, "arena": self._arena.pointer, "ring": self._ring.pointer}
+        bases = {
+            "weight": weights,
+            "arena": self._arena.pointer if arena is None else arena,
+            "ring": self._ring.pointer,
+        }
         self.graph = LaunchGraph(image, kernels, bases, self._meeting.pointer, host)
 
     def port(self, place: int) -> int:
@@ -77,7 +84,7 @@ class _Lane:
             found = self._ports[place] = DeviceMemory(sizes[place], self._context, what)
         return found.pointer
 
-    def __enter__(self) -> _Lane:
+    def __enter__(self) -> Lane:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -111,7 +118,7 @@ class CudaModel:
         self._image = image = spread_out(image, about.multiprocessor_count, about.max_shared_memory_per_multiprocessor)
         self._lock = threading.Lock()
         self._index = device
-        (self._context,) = check(driver.cuCtxGetCurrent())
+        (self.context,) = check(driver.cuCtxGetCurrent())
         self.resources: dict[str, Resources] = {}
         reason = image.why_refused(LaunchLimits(about.max_shared_memory_per_block_optin, about.max_threads_per_block))
         if reason is not None:
@@ -119,12 +126,12 @@ class CudaModel:
         self._kernels = self._load_kernels(cache, jobs, cubins or {})
         # not inputs and outputs: those that lie on the device have their room already, others get it when they come
         require_memory(image.resident_bytes + image.arena_bytes + image.ring_bytes, "the model")
-        self._weights = DeviceMemory(image.resident_bytes, self._context)
+        self._weights = DeviceMemory(image.resident_bytes, self.context)
         passing = {copy.source: copy.bytes for copy in image.copies}
-        self._host = HostMemory(passing, self._context) if passing else None
+        self._host = HostMemory(passing, self.context) if passing else None
         self._stream = self._device.create_stream()
-        self._lanes: dict[int, _Lane] = {}  # by stream, the oldest first
-        self._libraries = Libraries(device, self._context)
+        self._lanes: dict[int, Lane] = {}  # by stream, the oldest first
+        self._libraries = Libraries(device, self.context)
         stream = int(self._stream.handle)
         for place, piece in image.resident_pieces:
             self._upload(self._weights.pointer + place, np.frombuffer(piece, np.uint8), stream)
@@ -148,7 +155,7 @@ class CudaModel:
         """Copies there and back around a launch; calls from several threads take turns."""
         check_arrays(self._image, inputs, outputs)
         stream = int(self._stream.handle)
-        with current(self._context), self._lane(stream) as lane:
+        with current(self.context), self._lane(stream) as lane:
             pointers = self._stage(lane, inputs, stream)
             lane.graph.launch(stream, pointers)
             self._fetch(pointers[len(inputs) :], outputs, stream)
@@ -158,7 +165,7 @@ class CudaModel:
         waits for the host, caches are as the model leaves them, and no kernel starts early."""
         check_arrays(self._image, inputs, outputs)
         stream = int(self._stream.handle)
-        with current(self._context), self._lane(stream) as lane:
+        with current(self.context), self._lane(stream) as lane:
             pointers = self._stage(lane, inputs, stream)
             taken = lane.graph.profile(stream, pointers)
             self._fetch(pointers[len(inputs) :], outputs, stream)
@@ -167,7 +174,7 @@ class CudaModel:
     def rest(self) -> None:
         """Gives all of the device's memory back but that of the weights, until the next run; only when none is under
         way."""
-        with current(self._context):
+        with current(self.context):
             check(self._driver.cuCtxSynchronize())
             for lane in self._lanes.values():
                 lane.close()
@@ -176,18 +183,29 @@ class CudaModel:
     def close(self) -> None:
         """Gives the device's memory back; only when no run is under way."""
         self.rest()
-        with current(self._context):
+        with current(self.context):
             self._weights.close()
             if self._host is not None:
                 self._host.close()
 
+    # ---- beside other models
+
+    @staticmethod
+    def beside(models: Sequence[CudaModel]) -> CudaSweeps:
+        """Models of which one runs while what others take and give is copied."""
+        return CudaSweeps(models)
+
+    def lane_in(self, arena: int) -> Lane:
+        """A lane of the caller's, in an arena that other models use too: their runs have to follow each other."""
+        return self._made_lane(arena)
+
     def launcher(self, inputs: Sequence[np.ndarray], stream: int) -> Callable[[int], None]:
         """Launches one of the model's calls by itself on a stream, as often as it is asked to: to time it."""
-        with current(self._context), self._lane(stream) as lane:
+        with current(self.context), self._lane(stream) as lane:
             pointers = self._stage(lane, inputs, stream)
 
             def launch(number: int) -> None:
-                with current(self._context):
+                with current(self.context):
                     lane.graph.launch_one(number, stream, pointers)
 
             return launch
@@ -237,7 +255,7 @@ class CudaModel:
         theirs = library.stream() if stream is None else stream_handle(stream)
         used = int(self._stream.handle) if theirs is None else theirs
         driver = self._driver
-        check(driver.cuCtxPushCurrent(self._context))  # a context manager would take two microseconds
+        check(driver.cuCtxPushCurrent(self.context))  # a context manager would take two microseconds
         try:
             with self._lane(used) as lane:
                 read, written = library.pointers(values, inputs), library.pointers(results, outputs)
@@ -258,7 +276,7 @@ class CudaModel:
         finally:
             driver.cuCtxPopCurrent()
 
-    def _launch_aligned(self, lane: _Lane, stream: int, pointers: Pointers, inputs: int) -> None:
+    def _launch_aligned(self, lane: Lane, stream: int, pointers: Pointers, inputs: int) -> None:
         """Arrays that begin inside a packet, as parts of others may, pass through memory of ours: a packet read from
         them would be a fault of the device."""
         sizes = (*self._image.input_bytes, *self._image.output_bytes)
@@ -271,7 +289,7 @@ class CudaModel:
             check(self._driver.cuMemcpyDtoDAsync(pointers[place], own[place], sizes[place], stream))
 
     def _pointers(
-        self, lane: _Lane, ports: Sequence[Expected], values: Sequence[Any], to_host: ToHost, stream: int,
+        self, lane: Lane, ports: Sequence[Expected], values: Sequence[Any], to_host: ToHost, stream: int,
         kept: list[Any],
     ) -> list[int]:  # fmt: skip
         """Where inputs of any library lie; what lies on the host is brought to memory of ours."""
@@ -288,7 +306,7 @@ class CudaModel:
 
     # ---- set-up
 
-    def _lane(self, stream: int) -> _Lane:
+    def _lane(self, stream: int) -> Lane:
         """The stream's lane, held: leaving it lets it go."""
         while True:
             lane = self._lanes.get(stream) or self._new_lane(stream)
@@ -297,7 +315,7 @@ class CudaModel:
                 return lane
             lane.lock.release()  # another thread needed a lane meanwhile, and this was the oldest
 
-    def _new_lane(self, stream: int) -> _Lane:
+    def _new_lane(self, stream: int) -> Lane:
         with self._lock:
             if stream in self._lanes:
                 return self._lanes[stream]
@@ -307,10 +325,12 @@ class CudaModel:
                     check(self._driver.cuCtxSynchronize())
                     oldest.close()
             require_memory(self._image.arena_bytes + self._image.ring_bytes, "a run on another stream")
-            host = {} if self._host is None else self._host.addresses
-            lane = _Lane(self._image, self._kernels, self._weights.pointer, host, self._context)
-            self._lanes[stream] = lane
-            return lane
+            self._lanes[stream] = self._made_lane()
+            return self._lanes[stream]
+
+    def _made_lane(self, arena: int | None = None) -> Lane:
+        host = {} if self._host is None else self._host.addresses
+        return Lane(self._image, self._kernels, self._weights.pointer, host, self.context, arena)
 
     def _load_kernels(self, cache: Cache, jobs: int, known: Mapping[str, Cubin]) -> dict[str, Any]:
         from cuda.core import ObjectCode
@@ -335,7 +355,7 @@ class CudaModel:
 
     # ---- copies
 
-    def _stage(self, lane: _Lane, inputs: Sequence[np.ndarray], stream: int) -> Pointers:
+    def _stage(self, lane: Lane, inputs: Sequence[np.ndarray], stream: int) -> Pointers:
         """The inputs brought to memory of ours, and where inputs and outputs lie."""
         for place, array in enumerate(inputs):
             self._upload(lane.port(place), np.ascontiguousarray(array), stream)

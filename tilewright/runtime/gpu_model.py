@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,8 +16,12 @@ from tilewright.errors import InternalError
 from tilewright.runtime.cache import Cache
 from tilewright.runtime.cpu_model import BufferRef
 from tilewright.runtime.emulator import Contract, EmulatedModule
+from tilewright.runtime.sweep_order import Queue, Step, check_order, early
 from tilewright.runtime.toolchain import Compiler
 from tilewright.runtime.weights import Weights, weight_bytes, weight_pieces
+
+if TYPE_CHECKING:
+    from tilewright.runtime.swept import Course, Moved
 
 ALIGNMENT = 16  # bytes: what a vector copy needs of every buffer's first byte
 MOST_SPREAD = 6  # blocks of a multiprocessor that are kept even; more of them even out as they end
@@ -225,6 +230,10 @@ class EmulatedModel:
     def rest(self) -> None:
         """Nothing is kept between runs but the weights."""
 
+    @staticmethod
+    def beside(models: Sequence[EmulatedModel]) -> EmulatedSweeps:
+        return EmulatedSweeps(models)
+
     def close(self) -> None:
         """Nothing is kept that the interpreter does not give back by itself."""
 
@@ -266,6 +275,44 @@ class EmulatedModel:
         for output, result in zip(outputs, results, strict=True):
             np.copyto(output, result.view(output.dtype).reshape(output.shape))
         return times
+
+
+class EmulatedSweeps:
+    """Models that run one part each while others are copied; an order that a device need not keep is an OrderFault."""
+
+    def __init__(self, models: Sequence[EmulatedModel]) -> None:
+        self._models = tuple(models)
+
+    def sweep(self, course: Course, pack: Moved, unpack: Moved) -> None:
+        check_order(course.steps, course.passages)
+        slots: dict[tuple[str, int], list[np.ndarray]] = {}
+
+        def do(step: Step) -> None:
+            model = self._models[course.passages[step.part].kind]
+            gives = course.gives[step.part]
+            match step.queue:
+                case Queue.PACK:
+                    slots["packed", step.slot] = [_aligned(size) for size in model.image.input_bytes]
+                    pack(step.part, slots["packed", step.slot])
+                case Queue.UP:
+                    slots["taken", step.slot] = [_aligned_copy(a) for a in slots["packed", step.slot]]
+                case Queue.RUN:
+                    results = [_aligned(size) for size in model.image.output_bytes]
+                    model.run(slots["taken", step.slot], results)
+                    slots["given", step.slot] = results
+                case Queue.DOWN:
+                    whole = [a.view(r.dtype).reshape(r.shape)
+                             for a, (r, _) in zip(slots["given", step.slot], gives, strict=True)]  # fmt: skip
+                    slots["fetched", step.slot] = [
+                        _aligned_copy(a[own]) for a, (_, own) in zip(whole, gives, strict=True)
+                    ]
+                case Queue.UNPACK:
+                    unpack(step.part, slots["fetched", step.slot])
+
+        early(course.steps, do)
+
+    def rest(self) -> None:
+        """Nothing is kept between runs."""
 
 
 def check_arrays(image: GpuModelImage, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
