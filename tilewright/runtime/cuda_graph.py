@@ -15,7 +15,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from tilewright.runtime.cuda_device import check
@@ -85,13 +84,15 @@ class LaunchGraph:
             self._copy_for(number, stream)
             self.launch_one(number, stream, pointers)
 
-    def _copy_for(self, node: int, stream: int) -> None:
-        """What a launch reads that is copied for it, and for those of empty grids before it, in the stream's order."""
+    def _copy_for(self, node: int, stream: int) -> bool:
+        """What a launch reads that is copied for it, and for those of empty grids before it, in the stream's order;
+        whether there is anything."""
         before = self._launched[node - 1] if node else -1
-        for copy in self._image.copies:
-            if before < copy.first <= self._launched[node]:
-                check(self._driver.cuMemcpyHtoDAsync(self._bases["ring"] + copy.place, self._host[copy.source],
-                                                     copy.bytes, stream))  # fmt: skip
+        copies = [copy for copy in self._image.copies if before < copy.first <= self._launched[node]]
+        for copy in copies:
+            check(self._driver.cuMemcpyHtoDAsync(self._bases["ring"] + copy.place, self._host[copy.source],
+                                                 copy.bytes, stream))  # fmt: skip
+        return bool(copies)
 
     def launch_one(self, number: int, stream: int, pointers: Pointers, may_start_early: bool = True) -> None:
         """One of the launches by itself; those of empty grids are not counted."""
@@ -127,24 +128,32 @@ class LaunchGraph:
     def profile(self, stream: int, pointers: Pointers) -> list[int]:
         """Nanoseconds of each call in one run, by a graph with an event after each launch."""
         driver = self._driver
-        events = [check(driver.cuEventCreate(0))[0] for _ in range(len(self._nodes) + 1)]
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         external = int(driver.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL)  # a node of the graph, and it has a time
+        events: list[Any] = []
+        bounds: list[tuple[Any, Any]] = []
+
+        def recorded() -> Any:
+            events.append(check(driver.cuEventCreate(0))[0])
+            check(driver.cuEventRecordWithFlags(events[-1], stream, external))
+            return events[-1]
+
         check(driver.cuStreamBeginCapture(stream, mode))
         try:
-            check(driver.cuEventRecordWithFlags(events[0], stream, external))
-            for number, event in enumerate(events[1:]):
-                self._copy_for(number, stream)
+            before = recorded()
+            for number in range(len(self._nodes)):
+                if self._copy_for(number, stream):  # which is no time of the launch
+                    before = recorded()
                 self.launch_one(number, stream, pointers, may_start_early=False)
-                check(driver.cuEventRecordWithFlags(event, stream, external))
+                bounds.append((before, recorded()))
+                before = bounds[-1][1]
         finally:
             captured = driver.cuStreamEndCapture(stream)
         (graph,) = check(captured)
         (executable,) = check(driver.cuGraphInstantiate(graph, 0))
         check(driver.cuGraphLaunch(executable, stream))
         check(driver.cuStreamSynchronize(stream))
-        # milliseconds
-        spent = [check(driver.cuEventElapsedTime(before, after))[0] for before, after in pairwise(events)]
+        spent = [check(driver.cuEventElapsedTime(*each))[0] for each in bounds]  # milliseconds
         check(driver.cuGraphExecDestroy(executable))
         check(driver.cuGraphDestroy(graph))
         for event in events:

@@ -3,6 +3,7 @@ the emulator a model gives the same, and a CUDA graph says who waits for whom.""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -101,6 +102,17 @@ def test_a_model_larger_than_the_device_gives_the_same(chain: Path, tmp_path: Pa
     np.testing.assert_array_equal(tilewright.load(tmp_path / "saved").run(inputs)[f"x{LAYERS}"], right)
     with pytest.raises(OptionError, match=r"device_memory=4096 is not enough: it takes \d+ bytes .* give it 1MiB"):
         tilewright.compile(chain, **about, device_memory="4KiB")
+
+
+def test_what_stays_is_spread_over_the_run() -> None:
+    """A third of equal layers: no more than four of the others follow each other."""
+    size, count = 4096, 48
+    calls = tuple(GpuCall("k", (1, 1, 1), (BufferRef("weight", size * n),)) for n in range(count))
+    image = GpuModelImage((GpuKernel("k", "", 32),), calls, (), (), bytes(size * count))
+    made = within_memory(image, {size * n: size for n in range(count)}, size * (count // 3 + 2))
+    assert len(made.copies) == count - count // 3
+    staying = [-1, *sorted(each.source // size for each in made.residents), count]
+    assert max(b - a for a, b in pairwise(staying)) <= 5
 
 
 def test_it_is_for_gpus() -> None:

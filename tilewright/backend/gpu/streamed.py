@@ -83,13 +83,20 @@ def _least_ring(calls: Sequence[GpuCall], weights: Sequence[_Weight]) -> int:
 
 
 def _staying(weights: Sequence[_Weight], room: int) -> list[_Weight]:
-    """What stays on the device: weights that are copied most often a run first, and of those the smallest."""
+    """What stays on the device: weights that are copied most often a run first, and of those the smallest. Equal ones
+    are spread out over the run: what passes in between is copied while they are computed with."""
     found: list[_Weight] = []
-    for weight in sorted(weights, key=lambda w: (-len(w.readers), w.bytes)):
+    order = {weight.offset: _scattered(number) for number, weight in enumerate(weights)}
+    for weight in sorted(weights, key=lambda w: (-len(w.readers), w.bytes, order[w.offset])):
         if _slot(weight.bytes) <= room and weight.readers:
             found.append(weight)
             room -= _slot(weight.bytes)
     return found
+
+
+def _scattered(number: int) -> float:
+    """Its bits behind the point, the last first: any first few of such numbers are of places far from each other."""
+    return int(f"{number:032b}"[::-1], 2) / (1 << 32)
 
 
 def _copies(weights: Sequence[_Weight], ring: int) -> tuple[WeightCopy, ...] | None:

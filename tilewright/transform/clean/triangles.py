@@ -87,6 +87,9 @@ def _triangle(array: np.ndarray) -> _Triangle | None:
     near, far = table[-1, 0], table[0, -1]
     if near == far or near != near or far != far:
         return None
+    edge = np.concatenate((table[0], table[:, 0]))
+    if not ((edge == near) | (edge == far)).all():  # a weight, most likely: not all of it is looked at
+        return None
     behind = int(np.count_nonzero(table[0] == near)) - 1
     if behind < 0:  # the first row has nothing before the diagonal
         behind = -int(np.count_nonzero(table[:, 0] == far))
