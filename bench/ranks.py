@@ -1,8 +1,10 @@
 """One model on several processes beside one: python -m bench.ranks [--size full] [--ranks 2 4] [--models gpt2].
 
 For each way to share a model out: how far its results are from one process's, what part of the weights a rank has, and
-the time predicted beside the time measured. `python -m bench.ranks failures --times 20` has a rank killed, stopped, or
-of another model, and says how soon the other told of it, in how many lines, and whether a process was left.
+the time predicted beside the time measured: of all of it, of what each rank computes, by the plans of its segments, and
+of what ranks exchange, by the link between them as it is measured first. Where there are cores for all, each rank has
+its own, and is planned for them. `python -m bench.ranks failures --times 20` has a rank killed, stopped, or of another
+model, and says how soon the other told of it, in how many lines, and whether a process was left.
 """
 
 from __future__ import annotations
@@ -89,16 +91,20 @@ class Started:
                 process.wait()
 
 
-def start(ranks: int, *arguments: str) -> Started:
+def start(ranks: int, *arguments: str, threads: int = 0) -> Started:
+    """Processes of which each has as many cores of its own as it has threads, where that is said."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     found = []
+    cores = sorted(os.sched_getaffinity(0))
     for rank in range(ranks):
+        own = cores[rank * threads : (rank + 1) * threads] if len(cores) >= ranks * threads > 0 else cores
         about = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         command = [sys.executable, "-m", "bench.ranks", *arguments]
         found.append(subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                       env={**os.environ, **about, "OMP_NUM_THREADS": "1"}))  # fmt: skip
+        os.sched_setaffinity(found[-1].pid, own)  # before it has looked how many there are
     return Started(found)
 
 
@@ -118,12 +124,12 @@ def told(outputs: Sequence[str], word: str) -> list[dict[str, Any]]:
 # --- errors, weights, times
 
 
-def work(model: Path, mesh: str, parts: int, threads: int, effort: str, results: Path) -> None:
+def work(model: Path, mesh: str, parts: int, target: str, threads: int, effort: str, results: Path) -> None:
     """One of the processes: compile, run, and tell."""
     import tilewright
 
     started = time.perf_counter()
-    options = {"threads": threads, "effort": effort}
+    options = {"target": target, "threads": threads, "effort": effort}
     together = mesh != "one"
     compiled: Any = tilewright.compile(model, mesh=mesh, micro_batches=parts, timeout=600.0, **options) if together \
         else tilewright.compile(model, **options)  # type: ignore[arg-type]  # fmt: skip
@@ -133,12 +139,68 @@ def work(model: Path, mesh: str, parts: int, threads: int, effort: str, results:
     times = [_timed(lambda: compiled.run(inputs)) for _ in range(_RUNS)]
     row = {"compile_s": compile_s, "ms": 1e3 * statistics.median(times), "weights": 0, "explained": ""}
     if together:
-        row |= {"weights": compiled.weights, "explained": compiled.explain()}
+        row |= {"weights": compiled.weights, "explained": compiled.explain(), **_turns(compiled, inputs)}
     if not together or compiled.rank == 0:
         np.savez(results, **found)
     tell("row", row)
     if together:
         compiled.close()
+
+
+def _turns(compiled: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """What a rank computes for one part of a batch, predicted and measured, and its exchanges: kind, ranks, bytes that
+    one sends, and when they began and ended in each run."""
+    from tilewright.distributed.turns import Verb
+    from tilewright.schedule.planner import plan_seconds
+
+    steps = compiled.steps
+    segments = [n for n, step in enumerate(steps) if hasattr(step, "artifact")]
+    runs = [compiled.timeline(inputs) for _ in range(_RUNS)]
+    own = [[sum(t.end - t.begin for t in run if t.turn.step in segments and t.turn.part == part) for run in runs]
+           for part in range(compiled.about.parts)]  # fmt: skip
+    plans = [steps[n].artifact for n in segments]
+    known = [plan_seconds(each.plan, each.program) for each in plans if each.plan is not None]
+    passed = [n for n, step in enumerate(steps) if n not in segments and step.kind != "send"]
+    exchanges = [(steps[n].kind, *_sent(steps[n], compiled.size),
+                  [[(t.begin, t.end) for t in run if t.turn.step == n and t.turn.verb is Verb.DO] for run in runs])
+                 for n in passed]  # fmt: skip
+    measured = statistics.median(statistics.median(each) for each in own)
+    return {"segments": len(segments), "predicted": sum(known), "computed": measured, "exchanges": exchanges}
+
+
+def _sent(move: Any, size: int) -> tuple[int, int]:
+    """How many ranks take part in an exchange, and the bytes that one of them sends."""
+    if move.kind == "all-reduce":
+        count = len(move.peers)
+        return count, 2 * (count - 1) * int(np.prod(move.shape)) * move.dtype.itemsize // count
+    parts = [int(np.prod([at.stop - at.start for at in place])) for _, place in move.sends]
+    return min(size, len(parts) + 1), sum(parts) * move.dtype.itemsize
+
+
+def exchanges(rows: Sequence[Mapping[str, Any]], link: Mapping[str, float]) -> list[tuple[float, float]]:
+    """Predicted and measured seconds of what all ranks exchange with each other, where they all do: from when the last
+    has begun until the last has ended."""
+    found = []
+    for alike in zip(*(row["exchanges"] for row in rows), strict=False):
+        kind, count, sent, _ = alike[0]
+        turns = {"all-reduce": 2 * (count - 1), "halo": 1}.get(kind, count - 1)
+        times = [max(end for _, end in parts) - max(begin for begin, _ in parts)
+                 for run in zip(*(each[3] for each in alike), strict=True)
+                 for parts in zip(*run, strict=True)]  # fmt: skip
+        found.append((turns * link["latency"] + sent / link["bandwidth"], statistics.median(times)))
+    return found
+
+
+def measured_link(ranks: int, threads: int) -> dict[str, Any]:
+    rows = told(start(ranks, "links", threads=threads).outputs(_LIMIT), "row")
+    return next(row for row in rows if row)["links"][0]  # type: ignore[no-any-return]
+
+
+def tell_links() -> None:
+    from tilewright.distributed.links import described_links
+    from tilewright.target import machine
+
+    tell("row", described_links(_TIMEOUT * 12, machine("cpu")) or {})
 
 
 def _timed(call: Callable[[], object]) -> float:
@@ -152,32 +214,51 @@ def error(found: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray]) -> f
     return max(float(np.abs(found[n].astype(np.float64) - a).max() / np.abs(a).max()) for n, a in right.items())
 
 
-def compare(names: Sequence[str], size: str, counts: Sequence[int], threads: int, effort: str) -> None:
-    print(f"batch {_BATCH}, {threads} threads a rank, effort {effort}; weights: the most a rank has, times the ranks\n")
-    print("| model | ranks | mesh | parts | error | weights x n | predicted ms | measured ms | one process ms |")
-    print("|---|---:|---|---:|---:|---:|---:|---:|---:|", flush=True)
+def compare(asked: argparse.Namespace) -> None:
+    threads, begun = asked.threads, time.perf_counter()
+    print(f"batch {_BATCH}, {threads} threads a rank, {asked.target}, effort {asked.effort}, {os.cpu_count()} cores; "
+          "weights: the most a rank has, times the ranks; computed and exchanged: measured of predicted, median and "
+          "furthest\n")  # fmt: skip
+    print("| model | ranks | mesh | parts | error | weights x n | predicted ms | measured ms | one process ms | "
+          "computed | exchanged | compile s |")  # fmt: skip
+    print("|---|---:|---|---:|---:|---:|---:|---:|---:|---|---|---:|", flush=True)
+    links = {count: measured_link(count, threads) if count > 1 else {} for count in asked.ranks}
     with tempfile.TemporaryDirectory() as place:
-        for name in names:
+        for name in asked.models:
             path = Path(place) / f"{name}.onnx"
-            export(name, size, path)
+            export(name, asked.size, path)
             whole = sum(numpy_helper.to_array(t).nbytes for t in onnx.load(path).graph.initializer)
             one = Path(place) / "one.npz"
-            alone = told(start(1, *_arguments(path, "one", 1, threads, effort, one)).outputs(_LIMIT), "row")[0]
-            for count in counts:
-                for form, parts in (*_WAYS.values(), ("auto", _BATCH)):
-                    mesh = form.format(count)
-                    out = Path(place) / "out.npz"
-                    ranks = start(count, *_arguments(path, mesh, parts, threads, effort, out))
-                    rows = told(ranks.outputs(_LIMIT), "row")
-                    wrong = error(np.load(out), np.load(one))
-                    share = max(row["weights"] for row in rows) * count / whole
-                    predicted = _predicted(rows[0]["explained"])
-                    print(f"| {name} | {count} | {mesh} | {parts} | {wrong:.1e} | {share:.2f} | {predicted:.3g} | "
-                          f"{rows[0]['ms']:.3g} | {alone['ms']:.3g} |", flush=True)  # fmt: skip
+            alone = told(_started(1, path, "one", 1, one, asked).outputs(_LIMIT), "row")[0]
+            ways = {**_WAYS, "auto": ("auto", _BATCH)}
+            for count, way in ((count, way) for count in asked.ranks for way in asked.ways):
+                if asked.within and time.perf_counter() - begun > asked.within:
+                    print(f"| {name} | {count} | {way} | the time is out |", flush=True)
+                    continue
+                form, parts = ways[way]
+                mesh = form.format(count)
+                out = Path(place) / "out.npz"
+                rows = told(_started(count, path, mesh, parts, out, asked).outputs(_LIMIT), "row")
+                wrong = error(np.load(out), np.load(one))
+                share = max(row["weights"] for row in rows) * count / whole
+                predicted = _predicted(rows[0]["explained"])
+                computed = [row["computed"] / row["predicted"] for row in rows if row["predicted"]]
+                passed = [b / a for a, b in exchanges(rows, links[count])] if count > 1 else []
+                print(f"| {name} | {count} | {mesh} | {parts} | {wrong:.1e} | {share:.2f} | {predicted:.3g} | "
+                      f"{rows[0]['ms']:.3g} | {alone['ms']:.3g} | {_ratios(computed)} | {_ratios(passed)} | "
+                      f"{max(row['compile_s'] for row in rows):.0f} |", flush=True)  # fmt: skip
 
 
-def _arguments(path: Path, mesh: str, parts: int, threads: int, effort: str, results: Path) -> list[str]:
-    return ["work", str(path), mesh, str(parts), str(threads), effort, str(results)]
+def _ratios(found: Sequence[float]) -> str:
+    """The median and the one that is furthest off."""
+    if not found:
+        return "-"
+    return f"{statistics.median(found):.2f}, {max(found, key=lambda r: max(r, 1 / r)):.2f} of {len(found)}"
+
+
+def _started(count: int, path: Path, mesh: str, parts: int, results: Path, asked: argparse.Namespace) -> Started:
+    about = [asked.target, str(asked.threads), asked.effort, str(results)]
+    return start(count, "work", str(path), mesh, str(parts), *about, threads=asked.threads)
 
 
 def _predicted(text: str) -> float:
@@ -317,8 +398,11 @@ def failures(times: int, modes: Sequence[str], launch: Callable[[Path, str], str
 
 def main() -> int:
     if len(sys.argv) > 1 and sys.argv[1] == "work":
-        path, mesh, parts, threads, effort, results = sys.argv[2:]
-        work(Path(path), mesh, int(parts), int(threads), effort, Path(results))
+        path, mesh, parts, target, threads, effort, results = sys.argv[2:]
+        work(Path(path), mesh, int(parts), target, int(threads), effort, Path(results))
+        return 0
+    if len(sys.argv) > 1 and sys.argv[1] == "links":
+        tell_links()
         return 0
     if len(sys.argv) > 1 and sys.argv[1] == "fail":
         fail(Path(sys.argv[2]), sys.argv[3])
@@ -332,6 +416,9 @@ def main() -> int:
     parser.add_argument("--size", choices=("small", "full"), default="small")
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4])
     parser.add_argument("--threads", type=int, default=1, help="of every rank")
+    parser.add_argument("--ways", nargs="+", choices=(*_WAYS, "auto"), default=[*_WAYS, "auto"])
+    parser.add_argument("--target", default="cpu")
+    parser.add_argument("--within", type=float, metavar="S", help="begin nothing after so many seconds")
     parser.add_argument("--effort", choices=("fast", "full"), default="fast")
     parser.add_argument("--times", type=int, default=20, help="of every failure")
     parser.add_argument("--torchrun", action="store_true", help="start failures by it, not by forks of this process")
@@ -339,7 +426,7 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.what == "failures":
         return failures(asked.times, asked.modes, under_torchrun if asked.torchrun else forked)
-    compare(asked.models, asked.size, asked.ranks, asked.threads, asked.effort)
+    compare(asked)
     return 0
 
 

@@ -4,21 +4,30 @@ exchanges in between."""
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tilewright.calls.arguments import Array, NotPickled, Port, bind, by_name, convert, random_arrays
 from tilewright.distributed.about import About, Compiled
 from tilewright.distributed.saved import save
-from tilewright.distributed.turns import Verb, turns
+from tilewright.distributed.turns import Turn, Verb, turns
 from tilewright.errors import ToolError
 from tilewright.ir.forms.loops import Call
 from tilewright.options import Options
 from tilewright.runtime.ranks import Passing, RankError, Ranks
 from tilewright.transform.spmd import Transfer
+
+
+class Timed(NamedTuple):
+    """Seconds at which a turn began and ended."""
+
+    turn: Turn
+    begin: float
+    end: float
 
 
 class RankedModel(NotPickled):
@@ -30,6 +39,7 @@ class RankedModel(NotPickled):
         self._ranks, self._options = ranks, options
         self._moves = tuple(step if isinstance(step, Transfer) else None for step in self.steps)
         self._last = _last_uses(self.steps, about.results)
+        self._timed: list[Timed] | None = None  # where a run is timed
 
     @property
     def rank(self) -> int:
@@ -84,6 +94,15 @@ class RankedModel(NotPickled):
         """Run the model on arrays by name; the outputs come by name too."""
         return by_name([port.name for port in self.outputs], self(**inputs) if self.rank else self(inputs))
 
+    def timeline(self, inputs: Mapping[str, Any]) -> list[Timed]:
+        """A run, and when each turn of this rank began and ended, by a clock that all processes of a computer share."""
+        self._timed = []
+        try:
+            self.run(inputs)
+            return self._timed
+        finally:
+            self._timed = None
+
     def random_inputs(self, seed: int = 0) -> dict[str, Array]:
         """Inputs to try the model on: normal floats, and integers 0 or 1, in range for indices and masks alike."""
         return random_arrays(self.inputs, seed)
@@ -126,6 +145,7 @@ class RankedModel(NotPickled):
     def _run(self, values: Sequence[dict[str, Array]]) -> None:
         under_way: dict[tuple[int, int], Passing] = {}
         for turn in turns(self._moves, self.about.results, self.about.parts):
+            begin = time.perf_counter()
             here = values[turn.part]
             move, name = self._moves[turn.step], self._name(turn.step, turn.part)
             if move is None:
@@ -136,6 +156,8 @@ class RankedModel(NotPickled):
                 self._ranks.finish(under_way.pop((turn.step, turn.part)), here, name)
             else:
                 self._ranks.move(move, here, name)
+            if self._timed is not None:
+                self._timed.append(Timed(turn, begin, time.perf_counter()))
             if turn.verb is not Verb.BEGIN:
                 for gone in self._last.get(turn.step, ()):
                     here.pop(gone, None)
