@@ -41,8 +41,8 @@ def best_of_all(program: Program, target: Target, again: bool = False) -> float:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu_tile, "_axis_sizes", _every_size)
         patch.setattr(gpu_tile, "_candidates", lambda root, plan, fixed: _every_tile(root, plan, fixed))
-        patch.setattr(group_cost, "_BLOCKS", tuple(range(16, 513, 16)))
-        patch.setattr(cpu_tile, "_STEP_ROWS", tuple(range(1, 65)))
+        patch.setattr(group_cost, "STREAM_BLOCKS", tuple(range(16, 513, 16)))
+        patch.setattr(cpu_tile, "STEP_ROWS", tuple(range(1, 65)))
         if not again:
             return _scored(program, target, _best_partition, _score)[0]
         patch.setattr(cpu_inner, "_candidates", every_part)

@@ -18,7 +18,8 @@ from tilewright.compiler.pipeline import build
 from tilewright.frontend.onnx.model import load
 from tilewright.options import Options
 from tilewright.schedule import policies as schedule
-from tilewright.schedule.policies import MOST_PLANS, Policy
+from tilewright.schedule.constants import POLICY_PLANS
+from tilewright.schedule.policies import Policy
 from tilewright.target import Target
 
 STORED = Path(schedule.__file__).with_suffix(".json")
@@ -76,7 +77,7 @@ def chosen(seen: Sequence[Seen]) -> list[Policy]:
     losses = np.log(np.array([s.losses for s in seen]))
     left = np.array([log(s.own) for s in seen])
     found: list[Policy] = []
-    while len(found) < MOST_PLANS - 1:
+    while len(found) < POLICY_PLANS - 1:
         after = np.minimum(left[:, None], losses).mean(0)
         best = int(np.argmin(after))
         if after[best] >= left.mean():
@@ -92,7 +93,7 @@ def rows(seen: Sequence[Seen]) -> Mapping[str, Sequence[Policy]]:
     for key in sorted({s.key for s in seen}):
         kin = [s for s in seen if s.key.split()[0] == key.split()[0]]
         some = [policy for group in ([s for s in kin if s.key == key], kin, seen) for policy in chosen(group)]
-        found[key] = list(dict.fromkeys(some))[: MOST_PLANS - 1]
+        found[key] = list(dict.fromkeys(some))[: POLICY_PLANS - 1]
     return found
 
 

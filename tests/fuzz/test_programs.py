@@ -33,7 +33,7 @@ TOLERANCE = {"float64": 1e-9, "float32": 2e-4, "float16": 2e-2}
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Streamed axes here are short, too; blocks that do not divide them, and vectors that do not fit."""
-    monkeypatch.setattr(group_cost, "_BLOCKS", (3, 8))
+    monkeypatch.setattr(group_cost, "STREAM_BLOCKS", (3, 8))
 
 
 @contextmanager

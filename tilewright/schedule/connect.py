@@ -14,20 +14,18 @@ from dataclasses import dataclass, field
 from tilewright.backend.protocol import Choice
 from tilewright.ir.forms.expr import loads
 from tilewright.ir.forms.tensor import Tensor
+from tilewright.schedule.constants import (
+    DISPLACED,
+    JOIN_GAIN,
+    KEPT,
+    MOST_LOSS,
+    MOST_NESTS,
+    MOST_SIBLINGS,
+    MOST_WITH_PRODUCTS,
+)
 from tilewright.schedule.group_cost import GroupCost
 from tilewright.tile_graph.algebra.context import is_contraction
 from tilewright.tile_graph.algebra.nest import Nest, roots_of
-
-_MOST_NESTS = 48  # of maps and plain reductions
-_MOST_WITH_PRODUCTS = 16  # nests of a kernel, also where it is looked at for a stream: each gives up a tile of its own
-_MOST_SIBLINGS = 3  # other readers of a result that are joined with it all at once
-# Joining a contraction over weights gives up its own best tile; a smaller gain than this is within the model's error.
-_LEAST_GAIN = 0.035
-# Of the time that an intermediate takes to main memory and back: a line that it pushes out of the caches is mostly one
-# that would have been read again, a weight at the next call at the latest.
-_DISPLACED = 0.4
-_MOST_LOSS = 1.02  # times as long as its parts: a join that loses more is not made up for by those that follow
-KEPT = 2  # partitions of the nests looked at so far
 
 
 @dataclass(eq=False)
@@ -176,7 +174,7 @@ class Connector:
             merged = self._sorted(group, *parts)
             if self.unable(merged, nest, groups) is None:
                 joined = self.group(merged)
-                if joined.score <= _MOST_LOSS * (group.score + sum(g.score for g in parts)):
+                if joined.score <= MOST_LOSS * (group.score + sum(g.score for g in parts)):
                     yield _Join(partition, (group, *parts), joined)
         yield from self._streamed(partition, nest)
 
@@ -185,7 +183,7 @@ class Connector:
 
     def unable(self, merged: Sequence[Nest], nest: Nest, groups: Sequence[Group]) -> str | None:
         """Why nests cannot be one kernel whatever their tiles; None where they can."""
-        most = _MOST_WITH_PRODUCTS if self.costs.over_weights(merged) else _MOST_NESTS
+        most = MOST_WITH_PRODUCTS if self.costs.over_weights(merged) else MOST_NESTS
         if len(merged) > most:
             return f"it would be a kernel of {len(merged)} nests, more than the {most} that are tried"
         if merged[-1] is not nest:
@@ -204,7 +202,7 @@ class Connector:
                 continue
             readers = [r for t in feeder.nests[-1].stores for r in self._readers(t) if r not in group.nests]
             found = {id(g): g for r in readers for g in (groups[self.order[r]],) if g is not feeder}
-            if 0 < len(found) <= _MOST_SIBLINGS and all(self.order[g.nests[-1]] < last for g in found.values()):
+            if 0 < len(found) <= MOST_SIBLINGS and all(self.order[g.nests[-1]] < last for g in found.values()):
                 yield (feeder, *found.values())
 
     def _streamed(self, partition: _Partition, nest: Nest) -> Iterator[_Join]:
@@ -222,7 +220,7 @@ class Connector:
             more = [g for g in around.values() if g not in taken]
             taken += more
             merged = self._sorted(*taken)
-            if not more or len(merged) > _MOST_WITH_PRODUCTS or merged[-1] is not nest:
+            if not more or len(merged) > MOST_WITH_PRODUCTS or merged[-1] is not nest:
                 return
             if self.costs.stream(merged) is None or self._cyclic(merged, groups):
                 continue
@@ -248,7 +246,7 @@ class Connector:
             parts = self._without_sources(list(taken.values()))
             merged = self._sorted(*parts)
             leaves = [self.costs.plans[n] for n in merged]
-            if len(parts) < 2 or len(merged) > _MOST_WITH_PRODUCTS or merged[-1] is not nest:
+            if len(parts) < 2 or len(merged) > MOST_WITH_PRODUCTS or merged[-1] is not nest:
                 continue
             if self.costs.backend.stream_in_registers(merged, leaves) is None or self._cyclic(merged, groups):
                 continue
@@ -278,10 +276,10 @@ class Connector:
             if any(c is not None and c.tiles == choice.tiles for c in alone):
                 return 0.0
         if self.costs.over_weights(nests[:-1]):
-            return _LEAST_GAIN
+            return JOIN_GAIN
         # a copy that is stored all the same gains no more than a barrier
         copied = any(n.tensor in self.costs.context.staged for n in nests[:-1])
-        return _LEAST_GAIN if copied and self.costs.over_weights(nests[-1:]) else 0.0
+        return JOIN_GAIN if copied and self.costs.over_weights(nests[-1:]) else 0.0
 
     def _displaced(self, nests: Sequence[Nest], choice: Choice | None) -> float:
         """What stored intermediates cost other kernels: they push out of the caches what those would find there. So do
@@ -292,7 +290,7 @@ class Connector:
         if choice is not None and choice.level:
             moved += 2 * choice.footprint * target.units
         worth = sum(self.dear.get(t.name, 0.0) for t in stored)
-        return worth + _DISPLACED * moved / (target.main.bandwidth * target.units)
+        return worth + DISPLACED * moved / (target.main.bandwidth * target.units)
 
     def _cyclic(self, merged: Sequence[Nest], groups: Sequence[Group]) -> bool:
         """Whether something outside, a Scan too, reads from the group and feeds it: then they cannot be one kernel.

@@ -9,19 +9,20 @@ from math import prod
 from tilewright.ir.forms.compute import Compute, Map, Reduce, expressions, reads
 from tilewright.ir.forms.expr import Expr, Load, axes_of, is_op, loads, walk
 from tilewright.ir.forms.tensor import Tensor
+from tilewright.schedule.constants import (
+    CHEAP,
+    CHEAP_COMPOSED,
+    CHEAP_ON_GPU,
+    LARGEST_COMPOSED,
+    LARGEST_VALUE,
+    LONGEST_EPILOGUE,
+    READ_ONCE,
+    SEVERAL_SOURCES,
+)
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.nest import data_cost, is_identity_read, is_view
 from tilewright.tile_graph.algebra.propagate import extent_of
 from tilewright.tile_graph.algebra.unswitch import composes, is_choice
-
-_LARGEST_VALUE = 150  # expression nodes a composed map may reach
-_LARGEST_COMPOSED = 300  # with all that is composed into it: longer chains of maps are several kernels
-_LONGEST_EPILOGUE = 16  # maps looked at behind one reduction
-_CHEAP = 4  # operations that may be repeated in several consumers
-_CHEAP_ON_GPU = 32  # the same on a GPU, of what is read from memory: arithmetic is idle there, and room is not
-_CHEAP_COMPOSED = 8  # the same with all that is composed into the map: chains repeat what every link before repeats
-_ONCE = 1.01  # reads of an element that count as one: a padded block reads a few twice
-_SEVERAL_SOURCES = 1.5  # reads of an element up to which its reader may choose where it comes from
 
 
 @dataclass
@@ -64,17 +65,17 @@ def fuse_registers(
         )
         behind = [t for t in reads(compute) if t in result.inlined]
         costs[compute.output] = data_cost(compute.value) + sum(costs[t] for t in behind)
-        if compute.output in kept or sizes[compute.output] > _LARGEST_COMPOSED:
+        if compute.output in kept or sizes[compute.output] > LARGEST_COMPOSED:
             continue
         if costs[compute.output] * target.calls_together > target.longest_loop:
             continue
         readers = users.get(compute.output, [])
         quick = target.warp > 1 and _reads_memory(compute, summed)
-        if len(readers) > 1 and behind and costs[compute.output] > (_CHEAP_ON_GPU if quick else _CHEAP_COMPOSED):
+        if len(readers) > 1 and behind and costs[compute.output] > (CHEAP_ON_GPU if quick else CHEAP_COMPOSED):
             continue
         if _pads_bytes(compute, readers, staged):
             continue
-        if _composes(compute, readers, compute.output in choosing, _CHEAP_ON_GPU if quick else _CHEAP):
+        if _composes(compute, readers, compute.output in choosing, CHEAP_ON_GPU if quick else CHEAP):
             result.inlined[compute.output] = compute
     for compute in [c for c in result.inlined.values() if not is_view(c) or _sources(c) > 1]:
         for late in _repeated_behind(compute, users, result.inlined):
@@ -124,7 +125,7 @@ def _repeated_behind(compute: Map, users: dict[Tensor, list[Compute]], inlined: 
     from the map how often it is read behind them. The last of these is kept, in the order that the sum reads."""
     found: list[Tensor] = []
     own = prod(extent_of(a.extent) for a in compute.axes)
-    limit = _SEVERAL_SOURCES if is_view(compute) else _ONCE
+    limit = SEVERAL_SOURCES if is_view(compute) else READ_ONCE
     stack = [compute]
     while stack:
         last = stack.pop()
@@ -133,13 +134,13 @@ def _repeated_behind(compute: Map, users: dict[Tensor, list[Compute]], inlined: 
                 stack.append(reader)
             elif isinstance(reader, Reduce) and last is not compute and _times(last, reader) > limit:
                 size = prod(extent_of(a.extent) for a in last.axes)
-                found.append(last.output if size <= _ONCE * own else compute.output)
+                found.append(last.output if size <= READ_ONCE * own else compute.output)
     return found
 
 
 def _pads_bytes(compute: Map, readers: Sequence[Compute], staged: frozenset[Tensor]) -> bool:
     """Whether a copy that pads reads what costs more than moving it: composed, every lane would compute by itself."""
-    if compute.output.dtype.bytes > 1 or data_cost(compute.value) <= _CHEAP:
+    if compute.output.dtype.bytes > 1 or data_cost(compute.value) <= CHEAP:
         return False
     return any(isinstance(r, Map) and r.output in staged and is_op(r.value, "select") for r in readers)
 
@@ -157,7 +158,7 @@ def _epilogue(
     shape = tuple(a.extent for a in reduce.axes)
     reached: dict[Tensor, Map] = {}
     frontier = [start]
-    while frontier and len(reached) < _LONGEST_EPILOGUE:
+    while frontier and len(reached) < LONGEST_EPILOGUE:
         for reader in users.get(frontier.pop(0), []):
             if not isinstance(reader, Map) or reader.output in reached or reader.output in absorbed:
                 continue
@@ -183,7 +184,7 @@ def _narrowed(
         inside = {n.source for n in loads(last.value)}.intersection((start, *(m.output for m in chain)))
         if inside != {before} or before.dtype.bytes >= last.output.dtype.bytes:
             break
-        if not _composes(last, users.get(last.output, []), False, _CHEAP):
+        if not _composes(last, users.get(last.output, []), False, CHEAP):
             break
         chain = chain[:-1]
     return chain
@@ -208,7 +209,7 @@ def _between(start: Tensor, last: Map, reached: dict[Tensor, Map]) -> list[Map] 
 def _closed(start: Tensor, chain: Sequence[Map], users: dict[Tensor, list[Compute]], kept: frozenset[Tensor]) -> bool:
     """Nothing before the last map is wanted elsewhere, and the composed value stays readable."""
     members = set(chain)
-    if sum(1 for m in chain for _ in walk(m.value)) > _LARGEST_VALUE:
+    if sum(1 for m in chain for _ in walk(m.value)) > LARGEST_VALUE:
         return False
     return all(
         tensor not in kept and all(r in members for r in users.get(tensor, []))
@@ -224,7 +225,7 @@ def _composes(compute: Map, readers: Sequence[Compute], choosing: bool, cheap: i
         return len(readers) == 1 and isinstance(readers[0], Map) and composes(compute, readers[0])
     cost = data_cost(compute.value)
     size = sum(1 for _ in walk(compute.value))
-    if size > _LARGEST_VALUE:
+    if size > LARGEST_VALUE:
         return False
     if cost > cheap and len(readers) > 1:
         return False
@@ -237,10 +238,10 @@ def _reader_accepts(compute: Map, reader: Compute, cost: int) -> bool:
     times = _times(compute, reader)
     if is_view(compute):
         # moved data is free to address again, unless the reader would choose between several sources very often
-        return _sources(compute) <= 1 or times <= _SEVERAL_SOURCES
+        return _sources(compute) <= 1 or times <= SEVERAL_SOURCES
     if isinstance(reader, Reduce):
-        return times <= _ONCE
-    return times <= _ONCE or (cost <= _CHEAP and times <= 4)
+        return times <= READ_ONCE
+    return times <= READ_ONCE or (cost <= CHEAP and times <= 4)
 
 
 def _sources(compute: Map) -> int:
@@ -268,9 +269,9 @@ def why_not_in_registers(
     if not isinstance(made, Map) or not isinstance(reader, Map | Reduce):
         return "one of them is no map and no reduction"
     cost, size = data_cost(made.value), sum(1 for _ in walk(made.value))
-    if size > _LARGEST_VALUE:
-        return f"its expression has {size} nodes, more than {_LARGEST_VALUE}"
-    if cost > _CHEAP and len(readers) > 1:
+    if size > LARGEST_VALUE:
+        return f"its expression has {size} nodes, more than {LARGEST_VALUE}"
+    if cost > CHEAP and len(readers) > 1:
         return f"{len(readers)} readers would each compute its {cost} operations again"
     if not _reader_accepts(made, reader, cost):
         return f"its reader takes every element {_times(made, reader):.4g} times and would compute it as often"

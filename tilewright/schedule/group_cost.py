@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from tilewright.backend.protocol import Backend, Choice
 from tilewright.ir.forms.expr import Axis, Var, var
 from tilewright.ir.forms.tensor import Tensor
+from tilewright.schedule.constants import STREAM_BLOCKS, STREAM_PAYS
 from tilewright.tile_graph.algebra.context import NestContext, is_contraction
 from tilewright.tile_graph.algebra.memo import Tiles
 from tilewright.tile_graph.algebra.nest import Nest
@@ -18,11 +19,6 @@ from tilewright.tile_graph.algebra.signature import signature, signature_by
 from tilewright.tile_graph.algebra.streams import Stream, find_stream
 from tilewright.tile_graph.plan.form import Leaf
 from tilewright.tile_graph.traffic.moving import footprint
-
-_BLOCKS = (32, 64, 128, 256)  # of a streamed axis
-# Of the time with everything resident, what must be left without its intermediates' traffic for a stream to be looked
-# at: that traffic and room are all a stream saves, and carrying its states along costs something.
-_STREAM_PAYS = 0.95
 
 
 @dataclass
@@ -155,7 +151,7 @@ class GroupCost:
             return resident
         in_registers = self.backend.stream_in_registers(nests, plans)  # needs no room at the tile level
         near = resident is not None and not resident.level  # else a stream keeps its blocks nearer
-        bound = near and resident is not None and resident.unhindered > _STREAM_PAYS * resident.seconds
+        bound = near and resident is not None and resident.unhindered > STREAM_PAYS * resident.seconds
         if (roomy or bound) and self.streaming == "auto" and in_registers is None:
             return resident
         stream = in_registers or self.stream(nests)
@@ -189,7 +185,7 @@ class GroupCost:
         """Sizes of a streamed axis' parts worth a look, also as whole register tiles of the nests cut along it."""
         widths = [dict(self.plans[n].register).get(n.axis_names()[axis], 1) for n, axis in stream.wide.items()]
         width = max(widths)
-        sizes = {b for size in _BLOCKS for b in (size, -(-size // width) * width)}
+        sizes = {b for size in STREAM_BLOCKS for b in (size, -(-size // width) * width)}
         return sorted(b for b in sizes if b < stream.extent)
 
 

@@ -10,14 +10,12 @@ from collections.abc import Mapping, Sequence
 
 from tilewright.backend.protocol import Choice, Inner
 from tilewright.schedule.connect import Group, microseconds
+from tilewright.schedule.constants import INNER_NESTS, INNER_WORTH, LEAST_GAIN
 from tilewright.schedule.group_cost import GroupCost
-from tilewright.schedule.replan import LEAST_GAIN, group_seconds
+from tilewright.schedule.replan import group_seconds
 from tilewright.tile_graph.algebra.context import NestContext
 from tilewright.tile_graph.algebra.nest import Nest, held_inside
 from tilewright.tile_graph.plan.form import Leaf, Tile
-
-_WORTH = 0.997  # of the kernel's time with one tile
-_LEAST_NESTS = 3
 
 
 def tiled_again(
@@ -30,7 +28,7 @@ def tiled_again(
     tries = 0
     for place in sorted(range(len(groups)), key=lambda i: -group_seconds(groups[i])):
         group = groups[place]
-        if group.choice is None or len(group.nests) < _LEAST_NESTS or costs.repeated:
+        if group.choice is None or len(group.nests) < INNER_NESTS or costs.repeated:
             continue
         plans = [leaves.get(n) or costs.plans[n] for n in group.nests]
         key = costs.key(tuple(group.nests)), tuple([p.unnamed for p in plans]), group.choice.tile, group.choice.step
@@ -47,7 +45,7 @@ def tiled_again(
 def _better(group: Group, plans: Sequence[Leaf], costs: GroupCost, context: NestContext) -> Choice | None:
     assert group.choice is not None
     found = costs.backend.tile_again(group.nests, plans, context, costs.stored(group.nests), group.choice)
-    limit = min(_WORTH * group.choice.seconds, group.choice.seconds - LEAST_GAIN)
+    limit = min(INNER_WORTH * group.choice.seconds, group.choice.seconds - LEAST_GAIN)
     return found if found is not None and found.seconds < limit else None
 
 

@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 
 from tilewright.backend.protocol import Backend
 from tilewright.schedule.connect import Group, microseconds
+from tilewright.schedule.constants import NEARBY
 from tilewright.target import Target
 from tilewright.tile_graph.plan.form import Estimate, Tile
-
-_NEARBY = 16  # kernels farther apart would keep what one of them makes in memory for long
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class _Launches:
         """The best of the kernels nearby taken into the launch of one; whether there was one."""
         members = self.with_others.get(number, [self.units[number]])
         best: tuple[float, int, Unit] | None = None
-        for place in range(number + 1, min(number + 1 + _NEARBY, len(self.units))):
+        for place in range(number + 1, min(number + 1 + NEARBY, len(self.units))):
             if place in self.taken or not self.able[place]:
                 continue
             unit = self._apart(number, place)

@@ -19,18 +19,13 @@ from tilewright.ir.forms.compute import Program
 from tilewright.ir.forms.loops import LoopProgram, statements
 from tilewright.lower.memory import alive, arena, scratch
 from tilewright.lower.program import lower_program
+from tilewright.schedule.constants import HOT, OBJECTIVE_PLANS, SLACK, SMALLER
 from tilewright.schedule.planner import kernel_seconds, make_plan, plan_seconds
 from tilewright.schedule.price import wholly_priced
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.memo import Memo
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Plan
-
-MOST_PLANS = 8  # looked at, the quickest one among them
-SLACK = 0.05  # of an objective's best, that those after it may cost
-# Of what is alive at most, the part above which moments are looked at together, and whether they share what may be paid
-_HOT = ((0.95, True), (0.95, False), (0.8, True), (0.8, False), (0.65, True))
-_SMALLER = 0.25  # of the tile level, where more and smaller tiles are wanted
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +89,7 @@ def plan_for(order: Sequence[str], program: Program, quickest: Plan, target: Tar
     if tuple(order) == ("latency",):
         return quickest
     search = _Search(order, program, Looked(program, quickest, target), memo)
-    looked = [search.quickest, *islice(search.plans(), MOST_PLANS - 1)]
+    looked = [search.quickest, *islice(search.plans(), OBJECTIVE_PLANS - 1)]
     return preferred(order, looked).plan
 
 
@@ -139,9 +134,9 @@ class _Search:
         best = self.quickest
         worth: dict[str, float] = {}
         way = 0
-        while way < len(_HOT):
+        while way < len(HOT):
             moments = alive(best.loops)
-            part, is_shared = _HOT[way]
+            part, is_shared = HOT[way]
             least = part * max((size for _, size in moments), default=0)
             hot = [names for names, size in moments if size > least]
             way += 1
@@ -169,7 +164,7 @@ class _Search:
 
     def _in_smaller_tiles(self) -> Iterator[Looked]:
         target = self.quickest.target
-        yield from self._one(target=target.with_level(target.local, capacity=int(target.local.capacity * _SMALLER)))
+        yield from self._one(target=target.with_level(target.local, capacity=int(target.local.capacity * SMALLER)))
 
     def _by_itself(self) -> Iterator[Looked]:
         yield from self._one(schedule="register")

@@ -13,6 +13,7 @@ from tilewright.errors import InternalError, UnsupportedError
 from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, Scan, reads
 from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.schedule.connect import Connector, Group, microseconds, readers_of
+from tilewright.schedule.constants import ALIKE_WORTH, MOST_REFINED
 from tilewright.schedule.fuse import Fused, fuse_registers
 from tilewright.schedule.group_cost import GroupCost
 from tilewright.schedule.inner_tiles import inner_reason, tiled_again
@@ -28,8 +29,6 @@ from tilewright.tile_graph.algebra.propagate import extent_of
 from tilewright.tile_graph.algebra.signature import signature
 from tilewright.tile_graph.plan.form import Estimate, Hold, Leaf, Plan, Tile
 
-_MOST_REFINED = 24  # kernels that differ, those that take most time first
-_ALIKE_WORTH = 1.05  # times as long a kernel by itself may take that reads constants as another plan has them
 _Item = TypeVar("_Item")
 Layouts = dict[Tensor, Layout]
 
@@ -92,9 +91,9 @@ def make_plan(
         if plain:
             groups = [part for group in groups for part in _taken_apart(group, plain, connector)]
         refused = connector.refusals(groups) if schedule == "connected" else {}
-        again = Replanner(costs, alone).replan(groups, _MOST_REFINED if whole else 0)
+        again = Replanner(costs, alone).replan(groups, MOST_REFINED if whole else 0)
         final.update(again.layouts)
-        groups = tiled_again(again.groups, again.leaves, costs, settled, _MOST_REFINED if whole else 0)
+        groups = tiled_again(again.groups, again.leaves, costs, settled, MOST_REFINED if whole else 0)
         builders.append(_Builder(part, fused, costs, refused, backend, settled, again))
         units.extend(builders[-1].units(groups))
     units = _in_order(units)
@@ -168,7 +167,7 @@ def _plan_packed(
         return inf if choice is None else choice.seconds
 
     other, beside = planned(context.with_layouts(lambda t: given.get(t) or context.layout(t)))
-    if seconds(other, {**beside, **given}) <= _ALIKE_WORTH * seconds(leaf, wanted):
+    if seconds(other, {**beside, **given}) <= ALIKE_WORTH * seconds(leaf, wanted):
         return other, beside, given
     return leaf, wanted, {}
 

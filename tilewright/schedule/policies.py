@@ -16,13 +16,11 @@ from importlib import resources
 from math import prod
 
 from tilewright.ir.forms.expr import Axis, Load, axes_of, var
+from tilewright.schedule.constants import CONFLICT, POLICY_PLANS
 from tilewright.tile_graph.algebra.context import NestContext, stride
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import extent_of
 from tilewright.tile_graph.plan.form import Leaf, Tile
-
-MOST_PLANS = 8  # of a kernel, its own among them
-_CONFLICT = 2.0  # times its best of all: an objective that cannot have less is in conflict with those before it
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class Kernels:
         for number, objective in enumerate(policy.order, 1):
             counts = self.counts(objective)
             best = min(counts[i] for i in left)
-            if best <= _CONFLICT * min(counts):
+            if best <= CONFLICT * min(counts):
                 slack = policy.slack if number < len(policy.order) else 0.0
                 left = [i for i in left if counts[i] <= (1 + slack) * best]
         seconds = self.counts("latency")
@@ -63,7 +61,7 @@ def policy_plans(kernels: Kernels, policies: Sequence[Policy] | None = None) -> 
     """What the policies for these dependences lead to, each plan once, at most so many as are worth measuring beside
     the kernel's own."""
     found = map(kernels.preferred, policies_for(dependences(kernels.nests)) if policies is None else policies)
-    return list(dict.fromkeys(found))[: MOST_PLANS - 1]
+    return list(dict.fromkeys(found))[: POLICY_PLANS - 1]
 
 
 def policies_for(key: str) -> Sequence[Policy]:

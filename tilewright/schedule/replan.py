@@ -14,16 +14,13 @@ from tilewright.backend.protocol import Choice
 from tilewright.ir.forms.expr import Axis, var
 from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.schedule.connect import Group, microseconds
+from tilewright.schedule.constants import LEAST_GAIN, LEAST_SHARE, REFINED
 from tilewright.schedule.group_cost import GroupCost
 from tilewright.tile_graph.algebra.context import NestContext, is_contraction
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import Range, extent_of
 from tilewright.tile_graph.algebra.rolling import find_overlaps, step_boxes
 from tilewright.tile_graph.plan.form import Leaf
-
-_WORTH = 0.995  # of the kernel's time with the leaf it had
-LEAST_GAIN = 50e-9  # seconds: predictions are told to a tenth of a microsecond
-_LEAST_SHARE = 0.005  # of the model's time that all kernels like one must take
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class Replanner:
             if self._is_open(group):
                 alike.setdefault(self._key(group), []).append(place)
         taken = {key: sum(group_seconds(groups[i]) for i in places) for key, places in alike.items()}
-        least = _LEAST_SHARE * sum(map(group_seconds, groups))
+        least = LEAST_SHARE * sum(map(group_seconds, groups))
         result = Replanned(list(groups), {}, {}, {})
         known = self.costs.context.memo.replanned
         for key in sorted(alike, key=lambda k: -taken[k])[:most]:
@@ -110,7 +107,7 @@ class Replanner:
                 packed = {**lying, **self._packed_for(nest, leaf)}
                 tried = [*leaves[:number], leaf, *leaves[number + 1 :]]
                 found = costs.priced(nests, tried, _with(costs.context, packed), stored, choice)
-                if found is not None and found.seconds < min(_WORTH * choice.seconds, choice.seconds - LEAST_GAIN):
+                if found is not None and found.seconds < min(REFINED * choice.seconds, choice.seconds - LEAST_GAIN):
                     choice = replace(choice, seconds=found.seconds)
                     leaves, lying, changed[number] = tried, packed, leaf
                     break

@@ -9,6 +9,7 @@ from tilewright.backend.protocol import Choice, Inner, WalkedSteps
 from tilewright.ir.forms.compute import Program, all_computes
 from tilewright.ir.forms.expr import Axis, var
 from tilewright.ir.forms.tensor import Tensor
+from tilewright.schedule.constants import JUST_BEFORE, UNHURRIED
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.nest import Nest, held_inside, roots_of
 from tilewright.tile_graph.algebra.propagate import Range, extent_of, propagate
@@ -17,8 +18,6 @@ from tilewright.tile_graph.algebra.streams import Stream
 from tilewright.tile_graph.plan.form import Barrier, Bind, Estimate, Hold, Leaf, Tile, TileAxis, cut_axes
 from tilewright.tile_graph.traffic.residence import reuse_distances
 
-_JUST_BEFORE = 2  # kernels before a Scan that may bring its weights near: not more than what they bring stays
-_UNHURRIED = 4  # times as long as the tile level takes to fill: so slowly nothing else is disturbed
 _STREAMED = "s"  # the axis that a stream walks
 
 
@@ -162,13 +161,13 @@ def in_tree(units: Sequence[Tile], program: Program, target: Target) -> Tile:
 def _issued(units: Sequence[Tile], target: Target) -> list[Tile]:
     """A kernel that computes for long before a Scan starts brings the Scan's weights near on the way."""
     result = list(units)
-    unhurried = _UNHURRIED * target.local.capacity / target.main.bandwidth
+    unhurried = UNHURRIED * target.local.capacity / target.main.bandwidth
     taken: set[str] = set()
     for place, unit in enumerate(units):
         if unit.over != "steps" or not unit.holds:
             continue
         (kernel,) = (k for k in unit.body if isinstance(k, Tile))
-        for before in reversed(units[max(0, place - _JUST_BEFORE) : place]):
+        for before in reversed(units[max(0, place - JUST_BEFORE) : place]):
             if not before.is_kernel:
                 break
             is_sum = any(axis.startswith("r") for axis in before.leaves[0].order) and before.stream is None

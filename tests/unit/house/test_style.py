@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import subprocess
 import sys
@@ -27,3 +28,18 @@ def test_ruff_finds_nothing() -> None:
 @pytest.mark.slow
 def test_mypy_finds_nothing() -> None:
     assert complaints("mypy", "tilewright") == ""
+
+
+def test_fractions_that_planning_for_cpus_is_by_are_in_one_place() -> None:
+    """Prices, margins and shares are fractions; counts that are part of a form stay where it is."""
+    folders = ((ROOT / "tilewright/backend/cpu").rglob("*.py"), (ROOT / "tilewright/schedule").glob("*.py"))
+    found = {
+        f"{file.name}: {ast.unparse(node)}"
+        for files in folders
+        for file in files
+        if file.name != "constants.py"
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.Assign)
+        and any(isinstance(n, ast.Constant) and isinstance(n.value, float) for n in ast.walk(node.value))
+    }
+    assert found == {"variants.py: _GOLDEN = 0.618034"}  # mathematics

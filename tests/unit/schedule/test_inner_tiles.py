@@ -205,8 +205,8 @@ def test_explain_tells_the_levels_of_each_edge() -> None:
 def test_whatever_is_tiled_again_gives_the_same(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs of products, sums and maps on a machine whose first cache is small, tiled again whatever it takes, also
     where every part computes the same sums."""
-    monkeypatch.setattr(cpu_inner, "_TWICE", 1 << 30)
-    monkeypatch.setattr(inner_tiles, "_WORTH", 10.0)
+    monkeypatch.setattr(cpu_inner, "TWICE", 1 << 30)
+    monkeypatch.setattr(inner_tiles, "INNER_WORTH", 10.0)
     monkeypatch.setattr(inner_tiles, "LEAST_GAIN", -1.0)
     target = with_near(machine("neoverse_n1"), 1 << 12)
     program = program_of(graph(seed), target)

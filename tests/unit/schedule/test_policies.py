@@ -15,7 +15,8 @@ from tilewright.ir.forms.compute import Program
 from tilewright.lower.program import lower_program
 from tilewright.options import Options
 from tilewright.schedule import policies as module
-from tilewright.schedule.policies import COUNTS, MOST_PLANS, Kernels, Policy, alike, dependences, policy_plans
+from tilewright.schedule.constants import POLICY_PLANS
+from tilewright.schedule.policies import COUNTS, Kernels, Policy, alike, dependences, policy_plans
 from tilewright.target import machine
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Plan
@@ -68,7 +69,7 @@ def test_an_objective_in_conflict_is_dropped(monkeypatch: pytest.MonkeyPatch) ->
 def test_policies_lead_to_few_plans_that_are_some(name: str) -> None:
     made, plan, group, kernels = planned(name)
     found = policy_plans(kernels)
-    assert 1 <= len(found) < MOST_PLANS and len(set(found)) == len(found)
+    assert 1 <= len(found) < POLICY_PLANS and len(set(found)) == len(found)
     target = machine("neoverse_n1")
     for tile in found:
         other = with_choices(made, plan, [(group, tile)])
@@ -84,7 +85,7 @@ def test_dependences_tell_kernels_apart() -> None:
 
 def test_the_table_has_a_row_for_all() -> None:
     table = module._table()
-    assert all(1 <= len(row) < MOST_PLANS and set(p.order) <= set(COUNTS) for row in table.values() for p in row)
+    assert all(1 <= len(row) < POLICY_PLANS and set(p.order) <= set(COUNTS) for row in table.values() for p in row)
     assert module.policies_for("reduction shared-9 nowhere at-all")
     assert alike("sum a b c", "sum x y z") > alike("sum a b c", "nothing a b c")
 

@@ -10,6 +10,16 @@ from math import prod
 
 import numpy as np
 
+from tilewright.backend.cpu.constants import (
+    AMX_BLOCK_CYCLES,
+    AMX_COPY_CYCLES,
+    AMX_EXPOSED,
+    AMX_LEAST_HEIGHT,
+    AMX_LINES_A_CYCLE,
+    AMX_PLACE_CYCLES,
+    AMX_UNEVEN,
+    FULL,
+)
 from tilewright.backend.cpu.dot.contraction import AHEAD, Contraction, block_of
 from tilewright.intrinsics.cpu import TILE_BYTES, TILE_ROWS, Dot
 from tilewright.ir.forms.expr import Axis, Load
@@ -19,15 +29,6 @@ from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import Box, Size, extent_of
 from tilewright.tile_graph.plan.form import Leaf
 
-_LINES_A_CYCLE = 2  # that the first cache gives
-_BLOCK_CYCLES = 150.0  # a block's start and end: registers cleared, the last product waited for, registers stored
-_COPY_CYCLES = 2.0  # a line copied into scratch that stays near
-_PLACE_CYCLES = 10.0  # of a window's copy: where one of its places is, and whether that is inside
-_EXPOSED = 0.2  # of what comes from the second cache while the products run
-_UNEVEN = 1.5  # lines on one set of the first cache, over what an even fall would be
-_FULL = 0.75  # of the tile level: the rest is for what passes
-_LEAST_HEIGHT = 11  # rows of a register that are worth dividing a row of an image for
-
 
 def rows_of_a_register(nest: Nest, found: Contraction, inner: Axis, context: NestContext) -> int:
     """Rows that one register takes: where rows of an image do not lie behind each other, a part of one that divides
@@ -36,7 +37,7 @@ def rows_of_a_register(nest: Nest, found: Contraction, inner: Axis, context: Nes
         return TILE_ROWS
     width = extent_of(found.rows[-1].extent)
     most = max(n for n in range(1, TILE_ROWS + 1) if width % n == 0)
-    return most if most >= min(_LEAST_HEIGHT, width) else TILE_ROWS
+    return most if most >= min(AMX_LEAST_HEIGHT, width) else TILE_ROWS
 
 
 def _is_even(nest: Nest, found: Contraction, inner: Axis, context: NestContext) -> bool:
@@ -75,7 +76,7 @@ def is_crowded(found: Contraction, rows: int, columns: int, depth: int, context:
     lines = -(-depth * size // near.transaction)
     first = np.arange(rows)[:, None] * apart * size // near.transaction
     fallen = np.bincount(((first + np.arange(lines)) % sets).ravel(), minlength=sets)
-    return bool(fallen.max() > _UNEVEN * max(1.0, rows * lines / sets))
+    return bool(fallen.max() > AMX_UNEVEN * max(1.0, rows * lines / sets))
 
 
 def tile_seconds(
@@ -104,7 +105,7 @@ def tile_seconds(
     registers = -(-columns // dot.lanes)  # of columns, all panels
     cycle = dot.lanes * dot.block / rate
     products = rows * registers * steps
-    loads = (rows * across + dot.rows * registers * down) * steps / _LINES_A_CYCLE
+    loads = (rows * across + dot.rows * registers * down) * steps / AMX_LINES_A_CYCLE
     panels = TILE_BYTES * dot.rows * registers * steps / passes  # bytes that pass every block of rows
     sums = 4.0 * rows * columns if passes > 1 else 0.0
     far = np.where(
@@ -116,15 +117,15 @@ def tile_seconds(
     again = across if block_bytes > target.nearest.capacity // 2 else 1
     far = far + rows * TILE_BYTES * steps * again / outer / target.local.bandwidth
     busy = np.maximum(products, loads) * cycle
-    starting = _BLOCK_CYCLES * across * down * passes * cycle
+    starting = AMX_BLOCK_CYCLES * across * down * passes * cycle
     copied = _copied(nest, plan, found, inner, sizes, rows, steps) * cycle
-    return plain * (np.maximum(busy, far) + _EXPOSED * np.minimum(busy, far) + starting + copied)
+    return plain * (np.maximum(busy, far) + AMX_EXPOSED * np.minimum(busy, far) + starting + copied)
 
 
 def _byte_seconds(held: Size, target: Target) -> Size:
     """A byte of what is read again after `held` others: from the tile level while that has room for them."""
     level, outer = target.local, target.beyond_local
-    return np.where(held <= level.capacity * _FULL, 1 / level.bandwidth, 1 / outer.bandwidth)
+    return np.where(held <= level.capacity * FULL, 1 / level.bandwidth, 1 / outer.bandwidth)
 
 
 def _copied(
@@ -135,9 +136,9 @@ def _copied(
     windows = found.windows(nest, inner)
     if windows and (found.conditions or not is_whole):
         reached = rows * _overlap(found, windows, sizes)
-        return reached * (_PLACE_CYCLES + _COPY_CYCLES * steps / prod(extent_of(a.extent) for a in windows))
+        return reached * (AMX_PLACE_CYCLES + AMX_COPY_CYCLES * steps / prod(extent_of(a.extent) for a in windows))
     if plan.packs or not is_whole or found.conditions:
-        return _COPY_CYCLES * rows * steps
+        return AMX_COPY_CYCLES * rows * steps
     return 0.0
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewright.backend.cpu.amx.tile_rows import Steps, tile_rows
+from tilewright.backend.cpu.constants import AMX_STAYS, ROWS_AHEAD
 from tilewright.backend.cpu.dot.contraction import AHEAD
 from tilewright.backend.cpu.dot.operands import Env, Panels, Setting, do, row_env
 from tilewright.backend.cpu.vector.nest import CpuNest
@@ -36,9 +37,6 @@ from tilewright.lower.nesting import alloc, serial, trip_count, walked
 from tilewright.lower.register_block import Block
 from tilewright.target.instruction_sets import LINE_BYTES
 from tilewright.tile_graph.algebra.propagate import extent_of
-
-_STAYS = 16 << 10  # bytes of columns that stay in the first cache beside a block of rows, of 48 KB at least
-_MOST_ROWS = 4  # whose next line a step asks for beside its own, where they are copied before they are read
 
 _Configuration = tuple[tuple[int, int], ...]  # rows and bytes of a row, by tile
 
@@ -214,11 +212,11 @@ class CpuTiles:
         the next panel adds to."""
         setting, sums = self.setting, self.sums
         found: list[Stmt] = []
-        if setting.most_columns * self._most(setting) * setting.block * setting.found.b.dtype.bytes > _STAYS:
+        if setting.most_columns * self._most(setting) * setting.block * setting.found.b.dtype.bytes > AMX_STAYS:
             found.extend(self._columns_ahead(part, panels, outer, k))
         # of the next rows an even share in each of the whole panels that a tile has
         share = -(-part.rows // max(1, setting.most_columns // setting.width))
-        most = 0 if setting.windows or part.columns < setting.width else part.rows if self.rows.in_place else _MOST_ROWS
+        most = 0 if setting.windows or part.columns < setting.width else part.rows if self.rows.in_place else ROWS_AHEAD
         hint = PREFETCH if self.rows.in_place else PREFETCH_TILE
         for number in range(share if share <= most else 0):
             row = simplify(part.row + part.rows + minimum(var(part.turn) * share + number, part.rows - 1))

@@ -6,6 +6,13 @@ from math import prod
 
 import numpy as np
 
+from tilewright.backend.cpu.constants import (
+    WINDOW_FILL,
+    WINDOW_MOST_ROWS,
+    WINDOW_OVERHEAD,
+    WINDOW_SPARE,
+    WINDOW_WITHOUT,
+)
 from tilewright.backend.cpu.depthwise.window import CHANNELS, splits_well, window_of
 from tilewright.intrinsics.cpu import WINDOW_DOTS, Dot
 from tilewright.ir.forms.tensor import Layout, Tensor
@@ -14,12 +21,6 @@ from tilewright.tile_graph.algebra.context import NestContext, stride
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import Box, Size, extent_of
 from tilewright.tile_graph.plan.form import Leaf
-
-_SPARE = 6  # registers for operands beside the accumulators
-_MOST_ROWS = 4
-_FILL = 24  # instructions that read, interleave and keep four taps of CHANNELS at one position
-_OVERHEAD = 1.2
-_WITHOUT = 5.0  # times as long where a tile has fewer channels than a block, and sums as any nest does
 
 
 def plan_window(nest: Nest, context: NestContext) -> Leaf | None:
@@ -37,7 +38,7 @@ def plan_window(nest: Nest, context: NestContext) -> Leaf | None:
         return None
     names = nest.axis_names()
     vectors = CHANNELS // dot.lanes
-    rows = max(1, min(_MOST_ROWS, (context.target.vector_registers - _SPARE) // (3 * vectors)))
+    rows = max(1, min(WINDOW_MOST_ROWS, (context.target.vector_registers - WINDOW_SPARE) // (3 * vectors)))
     plain = [a for a in nest.axes if a not in (found.channel, found.row)]
     order = (*plain, found.channel, found.row, *found.terms, found.along, found.inner)
     return Leaf(
@@ -69,14 +70,14 @@ def window_seconds(nest: Nest, plan: Leaf, box: Box, target: Target) -> Size:
         size = extent.size
         if axis is found.channel:
             size = -(-extent.size // CHANNELS) * CHANNELS
-            slow = np.where(splits_well(extent.size, extent.extent), 1.0, _WITHOUT)
+            slow = np.where(splits_well(extent.size, extent.extent), 1.0, WINDOW_WITHOUT)
         outputs = outputs * size
         along = extent.size * found.step + extent_of(found.along.extent) - found.step
         positions = positions * (along if axis is found.row else size)
     groups = found.groups(dot)
     steps = prod(extent_of(a.extent) for a in (found.along, *found.terms)) * groups
     dots = outputs / dot.lanes * steps
-    return slow * _OVERHEAD * cycle / 2 * (dots + positions / CHANNELS * groups * _FILL)
+    return slow * WINDOW_OVERHEAD * cycle / 2 * (dots + positions / CHANNELS * groups * WINDOW_FILL)
 
 
 def window_layouts(nest: Nest, plan: Leaf, context: NestContext) -> dict[Tensor, Layout]:

@@ -13,6 +13,7 @@ from itertools import product
 
 import numpy as np
 
+from tilewright.backend.cpu.constants import INNER_MOST_RUNS, INNER_PIECES, INNER_WORTH_TRYING, TWICE
 from tilewright.backend.cpu.kernel.parts import boxes_of, parts_in, parts_of, passed_between
 from tilewright.backend.cpu.kernel.tile import predict
 from tilewright.backend.cpu.kernel.tile_traffic import Numbers
@@ -25,11 +26,7 @@ from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import extent_of
 from tilewright.tile_graph.plan.form import Leaf, Sizes
 
-_MOST_RUNS = 6  # of nests that are tried, those that pass and read again most first
-_PIECES = (2, 3, 4, 6, 8, 12, 16)  # of an axis
 _VECTOR = 16  # elements: 64 bytes are the widest
-_TWICE = 2  # times what a nest computes for the tile, or more: a sum over all rows of it does, in any parts
-_WORTH_TRYING = 0.01  # of the kernel's time that moving this at the kernel's level must take
 
 
 def tile_again(
@@ -111,7 +108,7 @@ def _candidates(root: Nest, whole: dict[Axis, int]) -> list[tuple[int, ...]]:
 def _sizes_below(whole: int) -> list[int]:
     """Powers of two, and even cuts, also as whole vectors of any machine."""
     powers = {1 << n for n in range(whole.bit_length())}
-    even = {-(-whole // pieces) for pieces in _PIECES}
+    even = {-(-whole // pieces) for pieces in INNER_PIECES}
     return sorted(n for n in powers | even | {-(-n // _VECTOR) * _VECTOR for n in even} if n < whole)
 
 
@@ -139,12 +136,12 @@ def _runs(
             possible = np.ones(len(candidates), dtype=bool)
             for nest in inside:
                 passed = sum(t.dtype.bytes for t in nest.stores if t in near)
-                possible = possible & (each[nest] * count < _TWICE * elements[nest]) & (each[nest] * passed <= room)
+                possible = possible & (each[nest] * count < TWICE * elements[nest]) & (each[nest] * passed <= room)
             if not possible.any() or (is_contraction(inside[-1]) and not choice.level):
                 break  # nor with more of them
             moved = sum(int(elements[n]) * t.dtype.bytes * 2 for n in inside for t in n.stores if t in near)
             again = sum(int(elements[n]) * t.dtype.bytes for number, n in enumerate(inside) for t in n.reads()
                         if t not in made and any(t in m.reads() for m in inside[:number]))  # fmt: skip
-            if near and turns * (moved + again) / level.bandwidth > _WORTH_TRYING * choice.seconds:
+            if near and turns * (moved + again) / level.bandwidth > INNER_WORTH_TRYING * choice.seconds:
                 ranked.append((-(moved + again), last - first, first, last))
-    return [(first, last) for _, _, first, last in sorted(ranked)[:_MOST_RUNS]]
+    return [(first, last) for _, _, first, last in sorted(ranked)[:INNER_MOST_RUNS]]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tilewright.backend.cpu.constants import PART_CYCLES
 from tilewright.ir.forms.expr import Axis, Var, axes_of, var
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.target import MemoryLevel
@@ -14,11 +15,6 @@ from tilewright.tile_graph.algebra.context import NestContext, is_contraction
 from tilewright.tile_graph.algebra.nest import Nest, held_inside
 from tilewright.tile_graph.algebra.propagate import Box, Range, Size, extent_of, propagate, reads_box
 from tilewright.tile_graph.traffic.moving import footprint
-
-# Cycles to start a nest on a part. Parts are loops inside the tile, without a call or a counter that units share, so
-# this is no hand-out (`tile_cost`): addresses, constants and, of loops too long to be remembered, one branch that is
-# mispredicted (11 cycles on a Neoverse N1, 14 to 17 on x86; a Xeon whose branches were all predicted took 5).
-_PART_CYCLES = 10
 
 
 @dataclass(frozen=True)
@@ -77,7 +73,7 @@ def parts_of(
         times[nest] = known.size(np.where(is_cut, filled, count))
         passed = passed + sum(each * t.dtype.bytes * times[nest] for t in nest.stores if t in near)
     kept = frozenset(t for n in walked for t in n.stores if t not in near)
-    starting = _PART_CYCLES / (context.target.clock or context.target.fma_clock) * count * len(walked)
+    starting = PART_CYCLES / (context.target.clock or context.target.fma_clock) * count * len(walked)
     return Parts(
         {n: boxes[n] for n in walked}, near, filling, times, footprint(walked, boxes, kept, None, known=known),
         passed / level.bandwidth + passed / level.writing,

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tilewright.backend.cpu.constants import FULL, NEAR_FULL, OVERFULL, SHARE_OF_L1
 from tilewright.backend.cpu.kernel.tile import predict
 from tilewright.backend.protocol import StepKernel, StepPlan
 from tilewright.ir.forms.compute import Scan
@@ -21,10 +22,6 @@ from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import Box, Range, box_elements, extent_of, propagate, reads_box
 from tilewright.tile_graph.algebra.signature import signature
 from tilewright.tile_graph.plan.form import Sizes
-
-_SHARE_OF_L1 = 8  # what is asked for early may push out at most this part of the nearest cache
-_OVERFULL = 1.8  # times its capacity: of so much, walked one way, a cache finds nothing again
-_NEAR_FULL, _FULL = 0.5, 0.75  # of the nearest cache and the tile level hold what is used again; the rest passes by
 
 
 def plan_steps(
@@ -97,8 +94,8 @@ def _cached(kernels: Sequence[StepKernel], context: NestContext) -> dict[Tensor,
     held = sum(own.values())
     alternating = any(n.alternate for k in kernels for n in k.leaves)
     nearest, outer = target.nearest, target.shared_cache
-    near = _found(held, nearest.capacity * _NEAR_FULL, alternating)
-    level = max(0.0, _found(held, target.local.capacity * _FULL, alternating) - near)
+    near = _found(held, nearest.capacity * NEAR_FULL, alternating)
+    level = max(0.0, _found(held, target.local.capacity * FULL, alternating) - near)
     everything = sum(_bytes(t) for t in weights)
     far = outer if outer is not None and everything <= outer.capacity * outer.shared_by // 2 else target.main
     return dict.fromkeys(weights, Cached(near, level, 1 / far.bandwidth))
@@ -118,7 +115,7 @@ def _found(held: float, room: float, alternating: bool) -> float:
         return 1.0
     if alternating:  # at the end of a step it begins with what it used last
         return room / held
-    return max(0.0, _OVERFULL - held / room) / (_OVERFULL - 1)
+    return max(0.0, OVERFULL - held / room) / (OVERFULL - 1)
 
 
 def kept_near(kernels: Sequence[StepKernel], context: NestContext) -> tuple[str, ...]:
@@ -141,7 +138,7 @@ def kept_near(kernels: Sequence[StepKernel], context: NestContext) -> tuple[str,
             found[tensor] = _bytes(tensor) // tiles
     if not found or not 1 < tiles <= context.target.units:
         return ()
-    fits = sum(found.values()) <= context.target.local.capacity * _FULL
+    fits = sum(found.values()) <= context.target.local.capacity * FULL
     return tuple(sorted(t.name for t in found)) if fits else ()
 
 
@@ -161,7 +158,7 @@ def asked_early(nests: Sequence[Nest], tile: Sizes, scan: Scan, context: NestCon
     for nest in nests:
         for tensor, box in reads_box(nest, boxes[nest], {}, wanted | carried).items():
             sizes[tensor] = max(sizes.get(tensor, 0), int(box_elements(box)) * tensor.dtype.bytes)
-    room = context.target.nearest.capacity // _SHARE_OF_L1
+    room = context.target.nearest.capacity // SHARE_OF_L1
     kept = [t for t, size in sizes.items() if size <= room]
     return tuple(t.name for t in sorted(kept, key=lambda t: (t not in carried, t.name)))
 

@@ -13,6 +13,26 @@ from math import prod
 
 import numpy as np
 
+from tilewright.backend.cpu.constants import (
+    CARRIED,
+    ENOUGH_TILES,
+    EVENED,
+    FEW_TILES,
+    FOREIGN,
+    MOST_CANDIDATES,
+    MOST_REFUSED,
+    NEAR_EXPOSED,
+    NEARLY_WHOLE,
+    OFTEN,
+    PREFETCHED_EXPOSED,
+    SHARED_COST,
+    SHARED_STEP,
+    STEP_ALONE,
+    STEP_ROWS,
+    STREAM_STEP,
+    TILE_FAR_EXPOSED,
+    TILE_SECONDS,
+)
 from tilewright.backend.cpu.kernel.homes import byte_seconds, farthest_hold, lone_unit_share
 from tilewright.backend.cpu.kernel.parts import Parts
 from tilewright.backend.cpu.kernel.tile_traffic import Numbers, outer_scratch_seconds, scratch_seconds, traffic_seconds
@@ -47,24 +67,6 @@ from tilewright.tile_graph.algebra.signature import signature
 from tilewright.tile_graph.algebra.streams import Stream
 from tilewright.tile_graph.plan.form import Leaf
 from tilewright.tile_graph.traffic.moving import footprint, looked_up
-
-_MOST_CANDIDATES = 2000
-_FAR_EXPOSED = 0.5  # of the time to and from main memory that arithmetic does not hide
-_PREFETCHED_EXPOSED = 0.1  # the same for weights that are asked for while others are multiplied
-_NEAR_EXPOSED = 0.2  # the same for the caches
-_STEP_ROWS = (1, 2, 4, 8, 16, 32)  # of a root, that a window moves on by
-_MOST_REFUSED = 8  # tiles that windows do not move in, looked at one by one
-_STREAM_STEP = 12.0  # operations to bring one carried value from block to block, where it follows another
-_CARRIED = 2.0  # the same where it follows none: a load and a store
-_SHARED_COST = 3.0  # times the cost of a kernel of one tile: workers must meet before and after
-_SHARED_STEP, _STEP = 1.0, 0.0  # the same for the steps of a Scan: workers know their tiles, and are there already
-_FOREIGN = 5.0  # times what a line of the outer cache takes: one that another unit has just written
-_ENOUGH_TILES = 8  # along other axes
-_FEW_TILES = 4  # along an axis: with so few the even cut counts for more than the last register tile
-_OFTEN = 4  # that tiles which are less than whole come to a unit, for units to have the same number of them
-_NEARLY_WHOLE = 0.8  # of a tile: of smaller ones units that take turns get uneven numbers
-_EVENED = 0.8  # of what they are less than whole that is gained
-_TILE_SECONDS = 60e-9  # starting a tile: a call, a few divisions
 
 
 def choose_tile(
@@ -161,7 +163,7 @@ def choose_window(
     that are `fixed` and a given step, what they take."""
     found = windows(nests, plans, context, stored, overlaps, fixed, step)
     seconds = found.seconds.copy()
-    for _ in range(min(_MOST_REFUSED, len(seconds))):
+    for _ in range(min(MOST_REFUSED, len(seconds))):
         best = _fastest(seconds, found.tiles)
         if not np.isfinite(seconds[best]):
             return None
@@ -180,7 +182,7 @@ def windows(
     moving = overlaps[0].axis
     rows = extent_of(root.axes[moving].extent)
     along = _axis_sizes(root, plans[-1], fixed or {}, units)
-    steps_tried = [n for n in _STEP_ROWS if 2 * n <= rows and all(n * o.scale >= o.rows for o in overlaps)]
+    steps_tried = [n for n in STEP_ROWS if 2 * n <= rows and all(n * o.scale >= o.rows for o in overlaps)]
     along[moving] = np.array([step] if step else steps_tried, dtype=np.int64)
     if not len(along[moving]):
         none: Numbers = np.zeros(0)
@@ -269,16 +271,16 @@ def predict(
         scratch = np.where(beyond, 0.0, scratch)
     near = near + scratch
     # movement overlaps with arithmetic, but never wholly, and the less the farther it goes
-    far_exposed = _FAR_EXPOSED if context.cached is None else _NEAR_EXPOSED  # a step's weights are one long stream
-    exposed = far_exposed * np.minimum(compute, far) + _NEAR_EXPOSED * np.minimum(compute, near)
+    far_exposed = TILE_FAR_EXPOSED if context.cached is None else NEAR_EXPOSED  # a step's weights are one long stream
+    exposed = far_exposed * np.minimum(compute, far) + NEAR_EXPOSED * np.minimum(compute, near)
     if context.cached is None and stream is None:
         ahead = {root} if overlaps else {root, *filter(is_contraction, nests)}.difference(parts.boxes if parts else ())
         hidden = sum((_prefetched_seconds(n, p, boxes[n], context) for n, p in zip(nests, plans, strict=True)
                       if n in ahead), 0.0)  # fmt: skip
-        exposed = exposed - (_FAR_EXPOSED - _PREFETCHED_EXPOSED) * np.minimum(compute, hidden)
-    starting = _TILE_SECONDS if context.cached is None else target.tile_cost
+        exposed = exposed - (TILE_FAR_EXPOSED - PREFETCHED_EXPOSED) * np.minimum(compute, hidden)
+    starting = TILE_SECONDS if context.cached is None else target.tile_cost
     per_tile = np.maximum(compute, far + near) + exposed + starting
-    shared, alone = (_SHARED_COST, 1.0) if context.cached is None else (_SHARED_STEP, _STEP)
+    shared, alone = (SHARED_COST, 1.0) if context.cached is None else (SHARED_STEP, STEP_ALONE)
     evened = grid.evened if context.cached is None else 1.0
     starts = target.kernel_cost * np.where(tiles > 1, shared, alone)
     if context.cached is None and context.weights > target.local.capacity // 2:
@@ -402,9 +404,9 @@ def _evened(root: Nest, plan: Leaf, sizes: Sequence[Numbers], tiles: Numbers, un
         period = period * count
         block = register.get(names[axis], 1)
         last = np.minimum(size, -(-(extent - (count - 1) * size) // block) * block)
-        spread = (tiles >= _OFTEN * units * period) & (last >= _NEARLY_WHOLE * size)
+        spread = (tiles >= OFTEN * units * period) & (last >= NEARLY_WHOLE * size)
         missing = (size - last) / (count * size)
-        share = share * np.where(spread, 1.0 - _EVENED * missing, 1.0)
+        share = share * np.where(spread, 1.0 - EVENED * missing, 1.0)
     return share
 
 
@@ -441,7 +443,7 @@ def _fetched_by_steps(root: Nest, context: NestContext, sizes: Mapping[Axis, Num
         apart = np.logical_or(apart, sizes[axis] < extent_of(axis.extent))
     moved = root.tensor.most_bytes
     others = (target.units - 1) / target.units
-    fetched = _FOREIGN * moved * others / target.units / target.beyond_local.bandwidth
+    fetched = FOREIGN * moved * others / target.units / target.beyond_local.bandwidth
     return np.where(apart, fetched, 0.0)
 
 
@@ -474,14 +476,14 @@ def _axis_sizes(root: Nest, plan: Leaf, fixed: Mapping[str, int], units: int) ->
             even = -(-extent // pieces)
             sizes.add(min(extent, -(-even // unit) * unit))
             # whole register tiles would leave units idle; but panels of weights are not cut
-            if (pieces <= _FEW_TILES or pieces == units) and not (is_contraction(root) and names[axis] == plan.vector):
+            if (pieces <= FEW_TILES or pieces == units) and not (is_contraction(root) and names[axis] == plan.vector):
                 sizes.add(even)
         group = period(root, axis)
         if group is not None:  # a tile is whole groups, or an even part of one
             sizes = {extent} | {n for n in (*sizes, *(group * k for k in (1, 2, 4, 8, 16))) if n <= extent
                                 and extent % n == 0 and (n % group == 0 or group % n == 0)}  # fmt: skip
         choices.append(sorted(sizes))
-    while prod(len(c) for c in choices) > _MOST_CANDIDATES:
+    while prod(len(c) for c in choices) > MOST_CANDIDATES:
         longest = max(range(len(choices)), key=lambda i: len(choices[i]))
         thinned = choices[longest][::2]
         if choices[longest][-1] not in thinned:
@@ -498,7 +500,7 @@ def _cut_axes(root: Nest, plan: Leaf) -> list[Axis]:
     axes = [a for a in map(root.named, names) if a in root.axes]
     found = [a for a in axes if is_cut(a, root.elements or root.values, plan.lanes)]
     others = prod(extent_of(a.extent) for a in root.axes if a not in found)
-    return found if others >= _ENOUGH_TILES else []
+    return found if others >= ENOUGH_TILES else []
 
 
 def _compute_seconds(
@@ -511,7 +513,7 @@ def _compute_seconds(
     for nest, plan in zip(nests, plans, strict=True):
         box, times = boxes[nest], repeats.get(nest, 1)
         carried = turns if stream is not None and nest in stream.reducers else 0
-        carrying = _STREAM_STEP if stream is not None and nest in stream.factors else _CARRIED
+        carrying = STREAM_STEP if stream is not None and nest in stream.factors else CARRIED
         if context.cached is not None:
             total = total + _nest_seconds(nest, plan, box, context, times, carried, carrying)
             continue

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from tilewright.backend.cpu.constants import ROUGH_TILES, TILES_A_CHOICE, VARIANT_CHOICES, WORTH_A_LOOK
 from tilewright.backend.cpu.kernel.panels import constant_layouts
 from tilewright.backend.cpu.kernel.tile import hold_level, windows
 from tilewright.backend.cpu.leaf.candidates import candidate_tiles, feasible_plans, priced_tiles, vector_penalty
@@ -27,11 +28,7 @@ from tilewright.tile_graph.algebra.rolling import find_overlaps
 from tilewright.tile_graph.check.windows import has_windows
 from tilewright.tile_graph.plan.form import Leaf, Plan, Tile, cut_axes
 
-_MOST_CHOICES = 240  # of nest plans that are predicted when variants are ranked
-_ROUGH_TILES = 40  # that nest plans are compared over, before all tiles of the best
-_TILES_A_CHOICE = 3  # of the same nest plans that are worth a look
 _CHOICES_A_WAVE, _TAKEN_A_WAVE = 16, 4  # nest plans predicted before the best kernels so far are given
-_WORTH_A_LOOK = 3.0  # times the best prediction; what is predicted to be slower is not measured
 _GOLDEN = 0.618034  # its multiples spread evenly over an interval, however many there are
 
 
@@ -126,7 +123,7 @@ class Variants:
     def best(self, count: int) -> list[Tile]:
         """Up to `count` kernels that differ from this one, by predicted time, few of them for the same nest plans."""
         pool = self.pool(lambda leaves: True, 4 * count)
-        limit = _WORTH_A_LOOK * pool[0].estimate.seconds if pool else 0.0
+        limit = WORTH_A_LOOK * pool[0].estimate.seconds if pool else 0.0
         return _spread([k for k in pool if k.estimate.seconds <= limit], count)
 
     def pool(self, admits: Admits, count: int) -> list[Tile]:
@@ -135,10 +132,10 @@ class Variants:
         if self.kernel.stream is not None:
             return []  # predictions do not tell plans of a stream apart
         own = _form(self.kernel)
-        rough = {plans: self._least(plans) for plans in _thinned(self.choices(), _MOST_CHOICES) if admits(plans)}
+        rough = {plans: self._least(plans) for plans in _thinned(self.choices(), VARIANT_CHOICES) if admits(plans)}
         made: list[Tile] = []
         for plans in sorted(rough, key=lambda p: rough[p])[:count]:
-            made.extend(k for k in self.tiled(plans, _TILES_A_CHOICE) if _form(k) != own)
+            made.extend(k for k in self.tiled(plans, TILES_A_CHOICE) if _form(k) != own)
         return sorted(made, key=lambda k: k.estimate.seconds)
 
     def ranked(self, admits: Admits, prefer: Prefer | None = None) -> Iterator[Tile]:
@@ -156,7 +153,7 @@ class Variants:
             rough = {plans: self._least(plans) for plans in wave}
             best = sorted(rough, key=lambda p: rough[p])[:_TAKEN_A_WAVE]
             own = [self.kernel.leaves] if not begin else []
-            pool += [k for plans in (*own, *best) for k in self.tiled(plans, _TILES_A_CHOICE)]
+            pool += [k for plans in (*own, *best) for k in self.tiled(plans, TILES_A_CHOICE)]
             pool.sort(key=lambda k: k.estimate.seconds)
             for kernel in prefer(pool) if prefer is not None and not begin else _spread(pool, _TAKEN_A_WAVE):
                 pool.remove(kernel)
@@ -167,7 +164,7 @@ class Variants:
 
     def _least(self, plans: tuple[Leaf, ...]) -> float:
         """The fastest prediction over some of the tiles: enough to compare nest plans."""
-        return float(np.min(self._ways(plans, _ROUGH_TILES).seconds, initial=np.inf))
+        return float(np.min(self._ways(plans, ROUGH_TILES).seconds, initial=np.inf))
 
     def random(self, count: int, rng: np.random.Generator) -> list[Tile]:
         """Up to `count` different kernels, nest plans drawn first and then a tile: every choice as likely."""

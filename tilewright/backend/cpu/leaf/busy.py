@@ -14,6 +14,22 @@ from itertools import product
 from math import log2, prod
 from typing import Any
 
+from tilewright.backend.cpu.constants import (
+    BESIDE,
+    BLOCK_CYCLES,
+    CALL_ALONE,
+    EVERY_OTHER,
+    FORESEEN,
+    ISSUED,
+    ISSUED_IN_ORDER,
+    LOADED,
+    LOOKED_AHEAD,
+    LOOP_START,
+    MISSED,
+    RESUMED,
+    TURN,
+    WINDOW_CHECK,
+)
 from tilewright.ir.forms.expr import Axis, Expr, Load, axes_of, is_op, loads, walk
 from tilewright.target import Target
 from tilewright.target.instruction_sets import MASKED_BYTES
@@ -22,21 +38,7 @@ from tilewright.tile_graph.algebra.nest import Nest, data_ops, op_cost
 from tilewright.tile_graph.algebra.propagate import Size, extent_of
 from tilewright.tile_graph.traffic.touch import chosen, least, most
 
-_ISSUED = 4.0  # instructions a cycle that the processors we know take up
-_ISSUED_IN_ORDER = 2.0  # the same of a block written out whole, where most wait for others
-_AHEAD = 200.0  # instructions that they look ahead: short blocks run into each other, and hide each other's chains
-_BESIDE = 0.1  # of what the less busy ports do that is not wholly beside the busiest
-_CALL_ALONE = 1.25  # times as long for a function of vector mathematics by itself as for as many as run side by side
-_TURN = 2.0  # instructions of a turn of a loop besides its work: the counter and the branch
-_START = 6.0  # instructions to start a loop: addresses, bounds
-_CHECK = 4.0  # instructions of a question whether a window lies inside, for a whole block
-_LOADED = 6.0  # cycles from a read of the nearest cache to its use
-_FORESEEN = 32.0  # turns of a loop whose end the processor foresees
-_MISSED = 16.0  # cycles where it does not
-_BLOCK = 14.0  # cycles to start and end a block's loop over a sum: addresses, the first loads, the last adds
-EVERY_OTHER = 3.0  # reads for a wide vector whose lanes are two elements apart: two, and a shuffle
 _WIDE = min(MASKED_BYTES) // 4  # lanes: a part of a vector is then transposed as well as the whole
-_RESUMED = 180.0  # cycles to resume a block of a contraction in another pass: its rows and its panel are cold again
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Ports:
     @staticmethod
     def of(target: Target, nest: Nest) -> Ports:
         near, cycle = target.nearest, target.fma_clock * target.vector_bytes
-        issued = _ISSUED_IN_ORDER if nest.unswitched else _ISSUED
+        issued = ISSUED_IN_ORDER if nest.unswitched else ISSUED
         return Ports(target.pipes, near.bandwidth / cycle, near.writing / cycle, target.fma_latency, issued)
 
 
@@ -95,8 +97,8 @@ class Use:
         flowing: Size = 0.0
         for need in needs:
             flowing = most(flowing, need)
-        flowing = flowing + _BESIDE * (sum(needs, 0.0) - flowing)
-        return most(flowing, self.chain * least(1.0, instructions / _AHEAD)) + self.lost
+        flowing = flowing + BESIDE * (sum(needs, 0.0) - flowing)
+        return most(flowing, self.chain * least(1.0, instructions / LOOKED_AHEAD)) + self.lost
 
 
 @dataclass(frozen=True)
@@ -231,11 +233,11 @@ class Busy:
             registers = _Registers(block)
             ended = self._ended(registers).times(shape.passes)
             if self.nest.monoid is None:
-                use = ended.plus(Use(others=_TURN))
+                use = ended.plus(Use(others=TURN))
             else:
                 use = ended.plus(self._lane_sum(registers, shape) if self.along else self._sum(registers, shape))
             total = total + count * use.cycles(self.ports)
-        return total + shape.starts * _START / _ISSUED
+        return total + shape.starts * LOOP_START / ISSUED
 
     def _reads(self, step: int | None, lines: float, lanes: Size) -> Size:
         """Reads of the nearest cache for one register."""
@@ -292,11 +294,11 @@ class Busy:
             steps = steps * size
         written = float(prod(extent_of(a.extent) for a in form.unrolled) * form.together)
         innermost = next((n for a, n in reversed(list(shape.inner.items())) if a not in form.unrolled), 1.0)
-        inner = self._step(block, block.lanes, 1, shape).plus(Use(others=_TURN / written))
+        inner = self._step(block, block.lanes, 1, shape).plus(Use(others=TURN / written))
         around = steps / most(innermost * written / form.together, 1.0)
-        turning = Use(others=_START + (_CHECK if self.is_checked else 0.0), lost=_missed(innermost))
-        resumed = _RESUMED * (shape.passes - 1) if is_contraction(self.nest) else 0.0
-        begun = Use(lost=_BLOCK * shape.passes + resumed)
+        turning = Use(others=LOOP_START + (WINDOW_CHECK if self.is_checked else 0.0), lost=_missed(innermost))
+        resumed = RESUMED * (shape.passes - 1) if is_contraction(self.nest) else 0.0
+        begun = Use(lost=BLOCK_CYCLES * shape.passes + resumed)
         return inner.times(steps * shape.share).plus(turning.times(around * shape.passes)).plus(begun)
 
     def _lane_sum(self, block: _Registers, shape: Shape) -> Use:
@@ -308,10 +310,10 @@ class Busy:
         others: Size = 1.0
         for axis, size in shape.inner.items():
             others = others * (size if axis is not form.vector else 1.0)
-        turn = Use(others=_TURN)
+        turn = Use(others=TURN)
         wide = self._step(block, form.lanes, shape.chains, shape).plus(turn)
         single = self._step(block, 1, 1, shape).plus(turn).times(others * (length % width) * shape.share)
-        starts = Use(others=2 * _START, lost=_missed(length // width) + _missed(length % width)).times(others)
+        starts = Use(others=2 * LOOP_START, lost=_missed(length // width) + _missed(length % width)).times(others)
         halvings = log2(max(2, form.lanes)) + shape.chains - 1
         # a halving moves one half beside the other, then adds them
         folded = Use(block.all() * self.states * (3 * halvings), chain=halvings * (self.ports.latency + 3.0))
@@ -327,7 +329,7 @@ class Busy:
         for some in self.calls:
             # fewer calls of a function side by side than the machine runs take longer each
             missing = 1 - (least(block.count(some.axes), together) - 1) / (together - 1)
-            operations = operations + block.of(some) * (1 + (_CALL_ALONE - 1) * missing)
+            operations = operations + block.of(some) * (1 + (CALL_ALONE - 1) * missing)
         turned = self._is_turned(block)
         reads: Size = 0.0
         for some, step, lines in self.ended:
@@ -342,7 +344,7 @@ class Busy:
         if self.form.transposed is not None:
             operations = operations + log2(max(2, self.form.lanes)) * block.all()
         again, lost = self.spilled * block.count(self.vectors), self.lost * block.count(self.vectors)
-        return Use(operations, reads + again, stored + again, 0.0, _LOADED + self.ports.latency, lost)
+        return Use(operations, reads + again, stored + again, 0.0, LOADED + self.ports.latency, lost)
 
 
 class _Registers:
@@ -376,7 +378,7 @@ def _product(sizes: Iterable[Size]) -> Size:
 
 def _missed(turns: Size) -> Size:
     """Cycles lost where a loop of so many turns ends."""
-    return chosen(turns > _FORESEEN, _MISSED, 0.0)
+    return chosen(turns > FORESEEN, MISSED, 0.0)
 
 
 def blocks_of(cuts: Mapping[Axis, Sequence[tuple[Size, Part]]], times: Size) -> list[tuple[Size, dict[Axis, Part]]]:

@@ -13,6 +13,13 @@ from math import prod
 import numpy as np
 
 from tilewright.backend.cpu.amx.cost import is_crowded, pass_of, rows_of_a_register, tile_seconds
+from tilewright.backend.cpu.constants import (
+    INSTRUCTION_LATENCY,
+    INSTRUCTION_OVERHEAD,
+    INSTRUCTION_ROWS,
+    LEAST_FILL,
+    PACKED_LEAST_ROWS,
+)
 from tilewright.backend.cpu.depthwise.window_plan import plan_window, window_layouts, window_seconds
 from tilewright.backend.cpu.dot.contraction import Contraction, block_of, contractions, panel_layout
 from tilewright.intrinsics.cpu import DOTS, WINDOW_DOTS, Dot
@@ -23,12 +30,6 @@ from tilewright.tile_graph.algebra.context import NestContext, stride
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import Box, Size, extent_of
 from tilewright.tile_graph.plan.form import Leaf
-
-_MOST_ROWS = 12
-_OVERHEAD = 1.15  # times what the instructions alone take
-_LATENCY = 4  # cycles of a dot product, within one on every core we know
-_LEAST_ROWS = 16  # that use b, where it must be packed first in every tile
-_LEAST_FILL = 0.2  # of the groups: below that, multiplying zeros costs more than the instruction saves
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +64,7 @@ def instruction_seconds(nest: Nest, plan: Leaf, box: Box, target: Target) -> Siz
             points = points * (-(-extent.size // dot.lanes) * dot.lanes)
         else:
             points = points * extent.size
-    return _OVERHEAD * points * (-(-rows // dot.rows) * dot.rows) / instruction_rate(dot, target)
+    return INSTRUCTION_OVERHEAD * points * (-(-rows // dot.rows) * dot.rows) / instruction_rate(dot, target)
 
 
 def available(target: Target) -> Iterator[Dot]:
@@ -172,7 +173,7 @@ def _candidate(nest: Nest, dot: Dot, found: Contraction, context: NestContext) -
     extent = extent_of(inner.extent)
     block = block_of(dot, extent)
     fill = extent / (-(-extent // block) * dot.block if dot.is_tile else -(-extent // block) * block)
-    if fill < _LEAST_FILL:
+    if fill < LEAST_FILL:
         return None
     height = prod(extent_of(a.extent) for a in found.rows)
     width = extent_of(found.column.extent)
@@ -188,7 +189,7 @@ def _candidate(nest: Nest, dot: Dot, found: Contraction, context: NestContext) -
     is_ready = found.is_packable and found.b.source in context.constants
     step = _step(nest, dot, found, inner, rows, columns, context.target)
     is_ready = is_ready and (own.is_natural or own == _layout(nest, dot, found, inner, columns, step))
-    if not is_ready and height < _LEAST_ROWS:
+    if not is_ready and height < PACKED_LEAST_ROWS:
         return None
     return _Candidate(dot, found, inner, rows, columns, fill * instruction_rate(dot, context.target))
 
@@ -213,7 +214,7 @@ def _vector_shape(dot: Dot, height: int, width: int, target: Target, is_moved: b
     for vectors in range(1, 5):
         if vectors > 1 and vectors * dot.lanes > width:
             break
-        for rows in range(1, min(height, _MOST_ROWS) + 1):
+        for rows in range(1, min(height, INSTRUCTION_ROWS) + 1):
             # accumulators, the columns' vectors, and the rows' vectors or one broadcast; a row of ones where rows move
             alive = (rows + is_moved) * vectors + vectors + (rows if by_lane else 1) + is_moved
             if alive > target.vector_registers - 2:
@@ -232,7 +233,7 @@ def _tile_cost(height: int, mr: int, width: int, columns: int, lanes: int, by_la
         # vector operands come from farther away than a row's scalars, which stay in L1: they weigh more
         broadcasts = 0.0 if by_lane else rows / pipes
         movement = vectors / pipes + (rows / lanes / pipes if by_lane else broadcasts)
-        return max(arithmetic + 0.15 * vectors + 0.1 * broadcasts + 0.5, movement, float(_LATENCY))
+        return max(arithmetic + 0.15 * vectors + 0.1 * broadcasts + 0.5, movement, float(INSTRUCTION_LATENCY))
 
     full_rows, remainder_rows = divmod(height, mr)
     full_columns, rest = divmod(width, columns * lanes)

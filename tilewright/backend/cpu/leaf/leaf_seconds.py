@@ -6,6 +6,7 @@ from math import prod
 
 import numpy as np
 
+from tilewright.backend.cpu.constants import STEP_STALL
 from tilewright.backend.cpu.leaf.arithmetic import Arithmetic, leaf_arithmetic
 from tilewright.backend.cpu.leaf.instructions import instruction_seconds
 from tilewright.backend.cpu.leaf.vectorise import facts_of, runs_of
@@ -19,8 +20,6 @@ from tilewright.tile_graph.algebra.propagate import Box, Range, Size, extent_of,
 from tilewright.tile_graph.algebra.rows import Rows
 from tilewright.tile_graph.algebra.runs import stretch
 from tilewright.tile_graph.plan.form import Leaf
-
-_STEP_STALL = 0.55  # of what bringing weights from the tile level delays a contraction, in a step
 
 
 def known_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext) -> Size:
@@ -55,7 +54,7 @@ def _contraction_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext)
     moving = moving_seconds(facts, form, tile, core)
     if context.cached is None:
         return moving
-    return core + (1 - _found_near(nest, context)) * _STEP_STALL * (moving - core)
+    return core + (1 - _found_near(nest, context)) * STEP_STALL * (moving - core)
 
 
 def arithmetic_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext) -> Size:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tilewright.backend.cpu.constants import LEAF_WORTH, MOST_LEAVES
 from tilewright.backend.cpu.leaf.vectorise import (
     block_loops,
     dot_order,
@@ -22,9 +23,6 @@ from tilewright.tile_graph.algebra.context import NestContext, is_contraction, k
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import extent_of
 from tilewright.tile_graph.plan.form import Leaf
-
-_WORTH = 0.98  # of the time that the leaf takes by itself: less is within the model's error
-_MOST = 2  # of them are tried
 
 
 def other_leaves(nest: Nest, leaf: Leaf, shape: Mapping[Axis, int], context: NestContext) -> list[Leaf]:
@@ -46,8 +44,8 @@ def _others(nest: Nest, leaf: Leaf, shape: Mapping[Axis, int], context: NestCont
     if facts.vector in nest.reduce_axes:
         dots = dot_tiles(facts, dot_rows(nest), shape)
         own = next((seconds for seconds, sizes in dots if sizes == register), None)
-        tiles = [sizes for seconds, sizes in dots if own is not None and seconds < _WORTH * own]
-        return [with_loops(nest, base, sizes, dot_order(nest, sizes)) for sizes in tiles[:_MOST]]
+        tiles = [sizes for seconds, sizes in dots if own is not None and seconds < LEAF_WORTH * own]
+        return [with_loops(nest, base, sizes, dot_order(nest, sizes)) for sizes in tiles[:MOST_LEAVES]]
     whole = extent_of(facts.cut_axis.extent) if facts.cut_axis is not None else 1
     form = form_of(leaf, facts)
     found: list[Built] = []
@@ -55,8 +53,8 @@ def _others(nest: Nest, leaf: Leaf, shape: Mapping[Axis, int], context: NestCont
         if (built.rows, built.vectors, built.cut or whole) == (form.rows, form.vectors, form.cut) and (
             built.rows == 1 or built.row_inside == form.row_inside
         ):
-            limit = _WORTH * built.seconds
-            better = [b for b in found if b.seconds < limit][:_MOST]
+            limit = LEAF_WORTH * built.seconds
+            better = [b for b in found if b.seconds < limit][:MOST_LEAVES]
             return [with_loops(nest, replace(base, cut=passes_of(facts, b)), *block_loops(facts, b)) for b in better]
         found.append(built)
     return []  # a leaf that the construction does not build

@@ -8,8 +8,26 @@ from math import prod
 
 import numpy as np
 
+from tilewright.backend.cpu.constants import (
+    DOT_WORTH,
+    EVERY_OTHER,
+    FAR_LANE_STORE,
+    FAR_ROWS,
+    FAR_STEP,
+    FEWER_WORTH,
+    LANE_STORE,
+    MOST_GATHERED,
+    PARTLY,
+    REDUCTION_COUNTS,
+    ROWS_OF_A_PASS,
+    SHARED_WINDOW,
+    SHORT_SUM,
+    TRANSPOSED_STORE,
+    VECTOR_CHOICES,
+    VECTOR_NEAR,
+    VECTORS_WIDE,
+)
 from tilewright.backend.cpu.leaf.arithmetic import leaf_arithmetic
-from tilewright.backend.cpu.leaf.busy import EVERY_OTHER
 from tilewright.backend.cpu.maps.transposes import transposed_block
 from tilewright.backend.cpu.vector.construct import Built, build_tiles, dot_tiles
 from tilewright.backend.cpu.vector.contraction_facts import ContractionFacts, factors_of, operands_of
@@ -40,23 +58,7 @@ from tilewright.tile_graph.algebra.streams import Stream
 from tilewright.tile_graph.algebra.unswitch import writes_streams
 from tilewright.tile_graph.plan.form import Leaf
 
-_PARTLY = 8  # lanes from which on rows are often shorter than a vector, and their ends cost as much as it
-_NEAR = 3.0  # times the cost of the cheapest vector axis: another one is still compared
-_WIDE = 4  # vectors along an output axis: lanes along the reduction cannot be fuller
-_DOT_WORTH = 1.05  # lanes that fold at the end must promise so much more
-_LANE_STORE = 1.0  # cycles of a lane that is stored alone, its line not the next one's
-_FAR_LANE_STORE = 2.2  # the same where the line is gone from the first cache when its next lane comes
-_TRANSPOSED_STORE = 0.25  # of a lane that is transposed with its neighbours first
-_FAR_STEP = 128  # bytes from one step of a reduction to the next that are not one stream
-_FAR_ROWS = 1024  # bytes from row to row that no prefetcher follows
-_ROWS_OF_A_PASS = 16  # between which partial sums wait in the result's place
 _LINE = 16  # elements that fill a cache line
-_WINDOW = 7  # steps along a window that rows share
-_SHORT = 7  # vectors of a short reduction that is written out
-_COUNTS = (1, 2, 3, 4, 6, 8, 12)  # of vectors side by side that a reduction may have
-_MOST_GATHERED = 2  # of them whose lanes are put together one by one: that takes longer than the additions before it
-_FEWER_WORTH = 0.98  # of the time with as many as there may be: less is within the model's error
-_MOST_CHOICES = 24  # between values along a vector, which lanes that are put together one by one repeat
 
 
 # seconds, what plans with this vector axis have in common, register tile, loops: most are never looked at again
@@ -131,7 +133,7 @@ def _base_plan(nest: Nest, vector: Axis | None, context: NestContext) -> Leaf:
     reduction = reduction_order(nest, context)
     row_lanes = lanes if reads_rows(nest, vector, reduction, context) else 1
     unroll = unrolled(nest, reduction, vector) if row_lanes == 1 else []
-    if row_lanes > 1 and is_merged(nest, reduction[-1]) and extent_of(reduction[-1].extent) <= _SHORT * row_lanes:
+    if row_lanes > 1 and is_merged(nest, reduction[-1]) and extent_of(reduction[-1].extent) <= SHORT_SUM * row_lanes:
         unroll = [reduction[-1]]
     return Leaf(
         tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue,
@@ -149,7 +151,7 @@ def _along_windows(nest: Nest, vector: Axis, base: Leaf, context: NestContext) -
     names = nest.axis_names()
     overlapping = [
         axis for axis in reduction_order(nest, context)
-        if 1 < extent_of(axis.extent) <= _WINDOW and base.unroll != (names[axis],)
+        if 1 < extent_of(axis.extent) <= SHARED_WINDOW and base.unroll != (names[axis],)
         and any(row in axes_of(i) and axis in axes_of(i) for n in loads(*nest.elements) if moves(n, vector)
                 for i in n.indices)
     ]  # fmt: skip
@@ -182,7 +184,7 @@ def _contraction_plans(
     result: list[_Candidate] = []
     if vector in nest.reduce_axes:
         scatter = _scatter_seconds(nest, vector, {}, context)
-        return [(seconds * _DOT_WORTH + scatter, base, sizes, dot_order(nest, sizes))
+        return [(seconds * DOT_WORTH + scatter, base, sizes, dot_order(nest, sizes))
                 for seconds, sizes in dot_tiles(facts, dot_rows(nest))]  # fmt: skip
     scattered: dict[int, float] = {}
     passes: dict[int | None, Leaf] = {}
@@ -237,8 +239,8 @@ def scatter_cycles(
     rows = max((n for a, n in register.items() if a is not vector and store.terms.get(var(a), 0) == 1), default=1)
     transposed = rows // lanes * lanes / rows if rows >= lanes else 0.0
     near = points * nest.tensor.dtype.bytes <= context.target.nearest.capacity
-    apart = np.where(near, _LANE_STORE, _FAR_LANE_STORE)
-    return points * ((1 - transposed) * apart + transposed * (apart / lanes + _TRANSPOSED_STORE))
+    apart = np.where(near, LANE_STORE, FAR_LANE_STORE)
+    return points * ((1 - transposed) * apart + transposed * (apart / lanes + TRANSPOSED_STORE))
 
 
 def _scatter_seconds(nest: Nest, vector: Axis, register: Mapping[Axis, int], context: NestContext) -> float:
@@ -251,7 +253,7 @@ def _vector_axes(nest: Nest, context: NestContext) -> list[Axis | None]:
     """Axes worth a vector, the cheapest first: one, or for a contraction all that come near it."""
     costs = []
     for axis in (*(a for a in reversed(nest.axes) if a not in nest.unswitched), *reversed(nest.reduce_axes)):
-        cost = vector_cost(nest, axis, context) if _choices_along(nest, axis) <= _MOST_CHOICES else None
+        cost = vector_cost(nest, axis, context) if _choices_along(nest, axis) <= VECTOR_CHOICES else None
         if cost is not None:
             costs.append((cost, axis))
     costs.sort(key=lambda pair: pair[0])
@@ -260,9 +262,9 @@ def _vector_axes(nest: Nest, context: NestContext) -> list[Axis | None]:
     if not is_contraction(nest):
         return [costs[0][1]]
     best = costs[0][1]
-    if best in nest.axes and span(nest, best, context) >= _WIDE * context.target.lanes(widest_bytes(nest)):
+    if best in nest.axes and span(nest, best, context) >= VECTORS_WIDE * context.target.lanes(widest_bytes(nest)):
         costs = [(cost, axis) for cost, axis in costs if axis in nest.axes]  # vectors are full: nothing to fold for
-    return [axis for cost, axis in costs[:3] if cost <= costs[0][0] * _NEAR]
+    return [axis for cost, axis in costs[:3] if cost <= costs[0][0] * VECTOR_NEAR]
 
 
 def _choices_along(nest: Nest, axis: Axis) -> int:
@@ -325,7 +327,7 @@ def _facts(
         runs[node] = packed or row is None or not (by_row or scattered[node])
         step = 1 if packed or vector is None else stride(node, vector, context)
         one_by_one = context.target.gathered_reads * lanes
-        gathered[node] = 0.0 if step in (0, 1) else EVERY_OTHER if step == 2 and lanes >= _PARTLY else one_by_one
+        gathered[node] = 0.0 if step in (0, 1) else EVERY_OTHER if step == 2 and lanes >= PARTLY else one_by_one
         parts = context.layout(node.source).order
         if not packed and all(p.size is None and p.step == 1 for p in parts):
             orders[node] = tuple(p.axis for p in reversed(parts))
@@ -343,7 +345,7 @@ def _facts(
 def _parts(nest: Nest, vector: Axis | None, lanes: int) -> tuple[int, ...]:
     """The lengths that an axis is cut into where the conditions of windows change along it: of short vectors the ends
     are a small part."""
-    if lanes < _PARTLY or vector is None or vector not in nest.axes:
+    if lanes < PARTLY or vector is None or vector not in nest.axes:
         return ()
     if not any(is_op(n, "select") for n in walk(*nest.elements)):
         return ()
@@ -356,7 +358,7 @@ def _is_scattered(node: Load, vector: Axis | None, reduction: Sequence[Axis], co
     if vector is None or not reduction or not moves(node, vector) or not moves(node, reduction[-1]):
         return False
     step = stride(node, reduction[-1], context)
-    return step is None or abs(step) * node.source.dtype.bytes > _FAR_STEP
+    return step is None or abs(step) * node.source.dtype.bytes > FAR_STEP
 
 
 def _cut_axis(nest: Nest, reduction: Sequence[Axis], unroll: Sequence[Axis]) -> Axis | None:
@@ -392,7 +394,7 @@ def _register_tile(
         if nest.monoid is not None:
             if vector in nest.axes and len(nest.monoid.left) == 1 and not nest.unswitched:
                 chains = max(chains, context.target.vector_registers // 2)
-            most = _MOST_GATHERED if _is_gathered(nest, vector, context) else chains
+            most = MOST_GATHERED if _is_gathered(nest, vector, context) else chains
             chains = max(1, min(chains, most, extent // lanes))
         while chains > 1 and chains * lanes > extent:
             chains //= 2
@@ -409,13 +411,13 @@ def _side_by_side(nest: Nest, vector: Axis, plan: Leaf, context: NestContext) ->
     """The register tile of a reduction, of as many vectors as the plan has or fewer: what they leave over at the end of
     a sum is added element by element, and at the end of a row fills fewer registers."""
     most = dict(plan.register)[nest.axis_names()[vector]] // plan.lanes
-    counts = np.array(sorted({n for n in (*_COUNTS, most) if n <= most}))
+    counts = np.array(sorted({n for n in (*REDUCTION_COUNTS, most) if n <= most}))
     arithmetic = leaf_arithmetic(nest, plan, context)
     whole_tile = {a: max(1, extent_of(a.extent)) for a in nest.axes}
     chains = counts if vector in nest.reduce_axes else 1
     seconds = np.broadcast_to(arithmetic.seconds({vector: counts * plan.lanes}, whole_tile, chains), counts.shape)
     best = int(np.argmin(seconds))
-    return {vector: plan.lanes * int(counts[best] if seconds[best] < _FEWER_WORTH * seconds[-1] else most)}
+    return {vector: plan.lanes * int(counts[best] if seconds[best] < FEWER_WORTH * seconds[-1] else most)}
 
 
 def _row_passes(
@@ -430,9 +432,9 @@ def _row_passes(
         return ()
     pitch = (stride(reads[0], axis, context) or 0) * reads[0].dtype.bytes
     total = pitch * extent_of(axis.extent)
-    if pitch <= _FAR_ROWS or total <= context.target.nearest.capacity or extent_of(axis.extent) < 4 * _ROWS_OF_A_PASS:
+    if pitch <= FAR_ROWS or total <= context.target.nearest.capacity or extent_of(axis.extent) < 4 * ROWS_OF_A_PASS:
         return ()
-    return ((nest.axis_names()[axis], _ROWS_OF_A_PASS),)
+    return ((nest.axis_names()[axis], ROWS_OF_A_PASS),)
 
 
 def _chains(nest: Nest, vector: Axis, target: Target) -> int:

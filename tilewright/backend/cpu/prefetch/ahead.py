@@ -13,6 +13,7 @@ from math import prod
 
 import numpy as np
 
+from tilewright.backend.cpu.constants import AHEAD_STEPS, AHEAD_WORTH
 from tilewright.backend.cpu.leaf.vectorise import facts_of
 from tilewright.backend.cpu.vector.micro import blocks_along
 from tilewright.ir.forms.expr import Axis, Load
@@ -21,9 +22,6 @@ from tilewright.tile_graph.algebra.context import NestContext, is_contraction, p
 from tilewright.tile_graph.algebra.nest import Nest, is_window, period
 from tilewright.tile_graph.algebra.propagate import Size, extent_of
 from tilewright.tile_graph.plan.form import Leaf
-
-_STEPS = 4  # of a sum of rows, until what it asks for is there
-_WORTH = 1 / 32  # of the arithmetic's time, what reading the weights takes at least
 
 
 def panel_read(nest: Nest, plan: Leaf, context: NestContext) -> Load | None:
@@ -66,7 +64,7 @@ def asked_ahead(nest: Nest, plan: Leaf, tile: Mapping[Axis, Size], context: Nest
     target = context.target
     far = target.beyond_local.bandwidth
     share = facts.nest.tensor.dtype.bytes * target.fma_rate / (far * np.maximum(height, 1))
-    pays = (blocks > 1) & (blocks <= width) & (columns > width) & (again == 1) & (share >= _WORTH)
+    pays = (blocks > 1) & (blocks <= width) & (columns > width) & (again == 1) & (share >= AHEAD_WORTH)
     return np.where(pays, -(-width // np.maximum(blocks, 1)), 0)
 
 
@@ -75,7 +73,7 @@ def rows_ahead(nest: Nest, plan: Leaf, context: NestContext, near: Collection[Te
     what it reads is neither `near` nor small enough to have stayed in the tile level."""
     if all(t.most_bytes <= context.target.local.capacity for t in nest.reads() if t not in near):
         return 0
-    return 1 if nest.monoid is None or _is_window_in_blocks(nest, plan) else _STEPS
+    return 1 if nest.monoid is None or _is_window_in_blocks(nest, plan) else AHEAD_STEPS
 
 
 def walks_rows(nest: Nest, plan: Leaf, context: NestContext) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tilewright.backend.cpu.constants import SOON_EARLY, SOON_TOGETHER
 from tilewright.backend.cpu.leaf.vectorise import facts_of
 from tilewright.backend.cpu.vector.micro import blocks_along
 from tilewright.ir.forms.expr import Axis, Load
@@ -19,9 +20,6 @@ from tilewright.tile_graph.algebra.context import NestContext, is_contraction, p
 from tilewright.tile_graph.algebra.nest import Nest, period
 from tilewright.tile_graph.algebra.propagate import Size, extent_of
 from tilewright.tile_graph.plan.form import Leaf
-
-_EARLY = 8  # steps of a dozen cycles: several times what a line takes from the tile level
-_TOGETHER = 2
 
 
 def weights_in_panels(nest: Nest, plan: Leaf, context: NestContext) -> Load | None:
@@ -55,4 +53,4 @@ def asked_soon(nest: Nest, plan: Leaf, tile: Mapping[Axis, Size], context: NestC
     if panel <= context.target.nearest.capacity or int(blocks_along(facts, facts.row, tile)[0]) <= rows:
         return 0, 1  # it stays near, or comes once
     innermost = steps.get(nest.named(plan.order[-1]), 1)
-    return _EARLY, 1 if innermost % _TOGETHER else _TOGETHER
+    return SOON_EARLY, 1 if innermost % SOON_TOGETHER else SOON_TOGETHER

@@ -12,25 +12,26 @@ from math import prod
 
 import numpy as np
 
-from tilewright.backend.cpu.leaf.busy import EVERY_OTHER
+from tilewright.backend.cpu.constants import (
+    EVERY_OTHER,
+    LONG_OPERANDS,
+    MOST_GATHERED,
+    OUTPUT_CUTS,
+    PASSES,
+    PASSES_WORTH,
+    REST_WORTH,
+    TILE_DOTS,
+    TILE_ROWS,
+    TILE_VECTORS,
+    TILE_WIDE,
+    VECTORS_AT_ONCE,
+)
 from tilewright.backend.cpu.vector.contraction_facts import ContractionFacts, Form, Operand, overlap
 from tilewright.backend.cpu.vector.micro import blocks_along, core_seconds, dot_seconds, moving_seconds
 from tilewright.ir.forms.expr import Axis, axes_of
 from tilewright.tile_graph.algebra.nest import period
 from tilewright.tile_graph.algebra.propagate import Size, extent_of
 from tilewright.tile_graph.algebra.runs import reach
-
-_MOST_ROWS = 14
-_MOST_VECTORS = 8
-_WIDE = 16  # the same where rows have nothing in common
-_WIDE_GATHERED = 2  # the same where lanes are put together one by one: that takes longer than the sums before it
-_PASSES = (256, 512, 1024)  # elements of a long reduction in one pass
-_VECTORS_AT_ONCE = 2
-_LONG = 2  # times the first cache: operands of a register tile beyond that may be worth passes
-_MOST_DOTS = 6  # outputs of a register tile along one axis, where lanes fold at the end
-_PASSES_WORTH = 1.02
-_REST_WORTH = 1.015  # rows left over must promise so much more: they run less evenly than predicted
-_CUTS = ((1, 4), (1, 2, 8), (1, 2, 8))  # of the rows, the vector axis and the first plain axis
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def build_tiles(facts: ContractionFacts, shape: Mapping[Axis, int] | None = None
     height = 0  # a run has one rest alone
     if facts.row not in facts.runs:
         height = _reach(facts, facts.row) if shape is None else int(blocks_along(facts, facts.row, shape)[0])
-    seconds = seconds * np.array([_REST_WORTH if height % rows else 1.0 for rows, *_ in forms])
+    seconds = seconds * np.array([REST_WORTH if height % rows else 1.0 for rows, *_ in forms])
     whole = _whole(facts)
     found = [
         Built(rows, vectors, inside, None if cut >= whole else cut, time)
@@ -66,7 +67,7 @@ def build_tiles(facts: ContractionFacts, shape: Mapping[Axis, int] | None = None
     # complication, and among equals the squarer tile has the fewer reads
     is_wide = _is_wide(facts)
     return sorted(found, key=lambda b: (
-        -b.vectors if is_wide else 0, round(b.seconds * (_PASSES_WORTH if b.cut else 1.0) * 1e10),
+        -b.vectors if is_wide else 0, round(b.seconds * (PASSES_WORTH if b.cut else 1.0) * 1e10),
         b.rows + b.vectors, b.row_inside,
     ))  # fmt: skip
 
@@ -89,9 +90,9 @@ def _forms(facts: ContractionFacts) -> list[tuple[int, int, bool, int]]:
     width = _reach(facts, facts.vector)
     height = _reach(facts, facts.row)
     is_wide = _is_wide(facts)
-    most_vectors = _MOST_VECTORS
+    most_vectors = TILE_VECTORS
     if is_wide:
-        most_vectors, height = _WIDE_GATHERED if any(o.gathered > EVERY_OTHER for o in facts.operands) else _WIDE, 1
+        most_vectors, height = MOST_GATHERED if any(o.gathered > EVERY_OTHER for o in facts.operands) else TILE_WIDE, 1
     orders = (True, False) if facts.row is not None and height > 1 else (True,)
     shared = _shares_taps(facts)
     kept = _shares_vectors(facts)
@@ -101,10 +102,10 @@ def _forms(facts: ContractionFacts) -> list[tuple[int, int, bool, int]]:
             break
         if facts.panel and vectors % facts.panel and facts.panel % vectors:
             continue  # a register tile lies in one panel, or has whole ones: where a vector begins is one number then
-        for rows in range(1, min(height, _MOST_ROWS) + 1):
+        for rows in range(1, min(height, TILE_ROWS) + 1):
             # a vector is multiplied into all rows before the next is needed: where rows wait in registers, two will do,
             # and so they do where there is one row
-            waiting = min(vectors, _VECTORS_AT_ONCE) if facts.by_lane or is_wide else vectors
+            waiting = min(vectors, VECTORS_AT_ONCE) if facts.by_lane or is_wide else vectors
             used = rows * vectors + waiting + (rows if facts.by_lane or shared else 1)
             used += rows * vectors if kept else 0
             if rows * vectors > budget or used > registers - (4 if facts.by_lane else 1):
@@ -118,7 +119,7 @@ def _is_wide(facts: ContractionFacts) -> bool:
     """Whether one row is enough: more would be as many more streams to follow, with nothing read less often. What is
     packed is one stream, however many rows a panel has."""
     streams = any(o.by_vector and not o.is_run for o in facts.operands)
-    wide = _reach(facts, facts.vector) >= _WIDE * facts.lanes
+    wide = _reach(facts, facts.vector) >= TILE_WIDE * facts.lanes
     return facts.row is not None and streams and wide and not _rows_share(facts)
 
 
@@ -167,11 +168,11 @@ def _passes(facts: ContractionFacts, rows: int, vectors: int) -> Sequence[int]:
     """What one pass may cover: all of the reduction, or less where a block's operands outgrow the first cache."""
     whole = _whole(facts)
     held = 4 * facts.reduction * (rows + vectors * facts.lanes)
-    if facts.cut_axis is None or held <= facts.target.nearest.capacity * _LONG:
+    if facts.cut_axis is None or held <= facts.target.nearest.capacity * LONG_OPERANDS:
         return (whole,)
     a_step = facts.reduction // whole
     sizes = {whole}
-    for wanted in _PASSES:
+    for wanted in PASSES:
         if wanted < facts.reduction:
             size = max(1, wanted // a_step)
             # whole vectors, and passes of equal length
@@ -185,8 +186,8 @@ def _output_cuts(facts: ContractionFacts) -> list[list[int]]:
     plain = max(facts.plain, key=lambda a: extent_of(a.extent), default=None)
     # a run is cut along its outermost axis
     ends = [(a, (a, *facts.runs.get(a, ()))[-1]) for a in (facts.row, facts.vector) if a is not None]
-    cut_along = {end: _CUTS[0] if axis is facts.row else _CUTS[1] for axis, end in ends}
-    cut_along |= {plain: _CUTS[2]} if plain is not None else {}
+    cut_along = {end: OUTPUT_CUTS[0] if axis is facts.row else OUTPUT_CUTS[1] for axis, end in ends}
+    cut_along |= {plain: OUTPUT_CUTS[2]} if plain is not None else {}
     choices: list[list[int]] = []
     for axis in facts.nest.axes:
         extent = max(1, extent_of(axis.extent))
@@ -211,7 +212,7 @@ def dot_tiles(
     ranked = sorted(rows, key=lambda a: -extent_of(a.extent))[:2]
     tile = shape or {a: max(1, extent_of(a.extent)) for a in facts.nest.axes}
     found = []
-    for sizes in product(*(range(1, min(_MOST_DOTS, extent_of(a.extent)) + 1) for a in ranked)):
+    for sizes in product(*(range(1, min(TILE_DOTS, extent_of(a.extent)) + 1) for a in ranked)):
         outputs = prod(sizes)
         if outputs + sum(sizes) > facts.target.vector_registers - 2:
             continue

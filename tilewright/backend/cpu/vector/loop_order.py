@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tilewright.backend.cpu.constants import WHOLE_WINDOW, WRITTEN_WINDOW
 from tilewright.backend.cpu.vector.vector_cost import BY_LANE
 from tilewright.ir.forms.expr import Axis, is_op, var, walk
 from tilewright.tile_graph.algebra.context import NestContext, is_contraction, stride
 from tilewright.tile_graph.algebra.nest import Nest, moves
 from tilewright.tile_graph.algebra.propagate import extent_of
-
-_WINDOW = 7  # steps along a window that is written out, where nothing is multiplied
-_WHOLE_WINDOW = 16  # the same over several axes
 
 
 def output_order(nest: Nest, vector: Axis | None, rows: Sequence[Axis], context: NestContext) -> list[Axis]:
@@ -56,7 +54,7 @@ def _short_windows(reduction: Sequence[Axis]) -> list[Axis]:
     for axis in reversed(reduction):
         extent = extent_of(axis.extent)
         steps *= extent
-        if extent > _WINDOW or (found and steps > _WHOLE_WINDOW):
+        if extent > WRITTEN_WINDOW or (found and steps > WHOLE_WINDOW):
             break
         found.append(axis)
     return found

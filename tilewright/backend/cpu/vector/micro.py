@@ -13,6 +13,25 @@ from math import prod
 
 import numpy as np
 
+from tilewright.backend.cpu.constants import (
+    AGAIN_EXPOSED,
+    ASKED_CYCLES,
+    BLOCK_CYCLES,
+    CHECK_CYCLES,
+    CROWDED,
+    DOT_STREAMS,
+    FAR_EXPOSED,
+    FULL,
+    OVERFULL,
+    RESUMED,
+    ROWS_EXPOSED,
+    RUN_EXPOSED,
+    RUN_HIDDEN,
+    RUN_STALL,
+    SCATTERED,
+    SPILLED,
+    STEP_CYCLES,
+)
 from tilewright.backend.cpu.vector.contraction_facts import ContractionFacts, Form, Operand, overlap
 from tilewright.ir.forms.expr import Axis
 from tilewright.target import Target
@@ -20,27 +39,6 @@ from tilewright.tile_graph.algebra.nest import period
 from tilewright.tile_graph.algebra.propagate import Size, extent_of, index_size
 from tilewright.tile_graph.algebra.runs import stretch
 from tilewright.tile_graph.traffic.touch import chosen, least, most
-
-_BLOCK_CYCLES = 14.0  # to start and end a register tile's loop: addresses, the first loads, the last adds
-_STEP_CYCLES = 0.2  # of a step of the reduction: loop counter, what the scheduler loses
-_CHECK_CYCLES = 8.0  # of one question whether a window lies inside, for a whole register tile
-_ASKED_CYCLES = 0.15  # of one such question for a single element of a dot product, most of them foreseen
-_SPILLED = 1.8
-_PASS_CYCLES = 180.0  # to resume a register tile in another pass: its rows and its panel are cold again
-_FULL = 0.75  # of the tile level holds what is used again; the rest is passing through
-_OVERFULL = 1.8  # times its capacity: of so much nothing is found again
-_SCATTERED = 1.5  # times its bytes: what of a cache an operand takes whose steps are lines apart
-_CROWDED = 2.0  # times a line comes again that is thrown out before it is used up
-_RUN_HIDDEN = 0.3  # of the arithmetic's time a run from the next cache may take and not be seen
-_RUN_STALL = 1.0  # of what takes longer than that is seen
-_RUN_EXPOSED = 0.06  # of the time a contiguous run takes from the next cache that arithmetic does not hide
-_ROWS_EXPOSED = 0.1  # the same for as many streams as the register tile has rows: the prefetcher follows few
-_DOT_STREAMS = 1.3  # of the time the rows of dot products take from the next cache: a stream for each, side by side
-_FAR_EXPOSED = 0.15  # the same for what comes from beyond the tile level once more
-# The same beside weights that pass by in panels, which hardware follows first. On a Cascade Lake server all is seen:
-# 128 rows of 3072 elements, more than its second cache holds, take 1.7 ms beyond the arithmetic for 22 MB that come
-# again with the panels. Half is enough to have passes chosen there; other machines were not asked.
-_AGAIN_EXPOSED = 0.5
 
 
 def step_cycles(facts: ContractionFacts, rows: Size, vectors: Size) -> Size:
@@ -62,10 +60,10 @@ def step_cycles(facts: ContractionFacts, rows: Size, vectors: Size) -> Size:
         reads = reads + count * operand.lines
     if all(operand.by_vector for operand in facts.operands):
         # every multiply-add holds vectors of both operands: more accumulators than this and some live in memory
-        arithmetic = arithmetic * chosen(rows * vectors > facts.target.vector_registers * 3 // 8, _SPILLED, 1.0)
+        arithmetic = arithmetic * chosen(rows * vectors > facts.target.vector_registers * 3 // 8, SPILLED, 1.0)
     # a read and a multiply-add share the front end: reads that fit beside the arithmetic still cost a little
     reads = reads / facts.target.pipes
-    return most(most(arithmetic + 0.08 * reads, reads), facts.target.fma_latency) + _STEP_CYCLES
+    return most(most(arithmetic + 0.08 * reads, reads), facts.target.fma_latency) + STEP_CYCLES
 
 
 def _factor_cycles(facts: ContractionFacts, rows: Size, vectors: Size) -> Size:
@@ -102,7 +100,7 @@ def core_seconds(facts: ContractionFacts, form: Form, tile: Mapping[Axis, Size])
     plain: Size = stacks * groups
     for axis in facts.plain:
         plain = plain * tile[axis]
-    starting = _BLOCK_CYCLES * passes + _PASS_CYCLES * (passes - 1) + _CHECK_CYCLES * facts.checks
+    starting = BLOCK_CYCLES * passes + RESUMED * (passes - 1) + CHECK_CYCLES * facts.checks
     return (steps * facts.reduction + blocks * starting) * plain / facts.target.fma_clock
 
 
@@ -126,10 +124,10 @@ def dot_seconds(facts: ContractionFacts, register: Mapping[str, int], tile: Mapp
     blocks: Size = 1.0
     for axis, size in sizes.items():
         blocks = blocks * -(-tile[axis] // size)
-    core = blocks * (_dot_cycles(facts, sizes, chains) + folding + _BLOCK_CYCLES) / facts.target.fma_clock
+    core = blocks * (_dot_cycles(facts, sizes, chains) + folding + BLOCK_CYCLES) / facts.target.fma_clock
     near, far = _dot_traffic(facts, sizes, tile, blocks)
-    busy = core + _DOT_STREAMS * near / facts.target.local.bandwidth
-    return np.maximum(busy, far) + _FAR_EXPOSED * np.minimum(busy, far)
+    busy = core + DOT_STREAMS * near / facts.target.local.bandwidth
+    return np.maximum(busy, far) + FAR_EXPOSED * np.minimum(busy, far)
 
 
 def _dot_cycles(facts: ContractionFacts, sizes: Mapping[Axis, int], chains: int) -> float:
@@ -141,14 +139,14 @@ def _dot_cycles(facts: ContractionFacts, sizes: Mapping[Axis, int], chains: int)
     for operand in facts.operands:
         count: float = prod(n for a, n in sizes.items() if a in operand.axes)
         if operand.node in guarded:
-            asked += (facts.target.lane_check if by_lane else _ASKED_CYCLES) * count
+            asked += (facts.target.lane_check if by_lane else ASKED_CYCLES) * count
             count = count / len(guarded)  # of the alternatives one is read
         lane_by_lane = operand.gathered or (by_lane and operand.node in guarded)
         reads += count * (facts.lanes * facts.target.gathered_reads if lane_by_lane else 1)
     pipes, latency = facts.target.pipes, facts.target.fma_latency
-    together = max(outputs * chains / pipes, reads * chains / pipes, latency) + _STEP_CYCLES
+    together = max(outputs * chains / pipes, reads * chains / pipes, latency) + STEP_CYCLES
     together += asked * chains * (facts.lanes if by_lane else 1)
-    one = max(outputs / pipes, reads / pipes, latency) + _STEP_CYCLES + asked
+    one = max(outputs / pipes, reads / pipes, latency) + STEP_CYCLES + asked
     return facts.reduction / max(1, along) * (along // width * together + along % width * one)
 
 
@@ -199,7 +197,7 @@ def moving_seconds(facts: ContractionFacts, form: Form, tile: Mapping[Axis, Size
     trips, uses = _loops(facts, form, tile)
     near = facts.target.nearest
     level = facts.target.local
-    into_near, into_level = _traffic(facts, held, trips, uses, (near.capacity, level.capacity * _FULL))
+    into_near, into_level = _traffic(facts, held, trips, uses, (near.capacity, level.capacity * FULL))
     runs: Size = 0.0
     rows: Size = 0.0
     again: Size = 0.0
@@ -210,7 +208,7 @@ def moving_seconds(facts: ContractionFacts, form: Form, tile: Mapping[Axis, Size
     parts = zip(facts.operands, into_near, into_level, held[0], held[-1], strict=True)
     for operand, first, second, block, whole in parts:
         # rows that meet on the same sets throw each other out: every register tile fetches them, and again
-        fetched = pick(_crowded(facts, operand, form.rows), _CROWDED * block * turns, first)
+        fetched = pick(_crowded(facts, operand, form.rows), CROWDED * block * turns, first)
         seconds = fetched / level.bandwidth
         runs, rows = (runs + seconds, rows) if operand.is_run else (runs, rows + seconds)
         again = again + np.maximum(second - whole, 0)
@@ -222,10 +220,10 @@ def moving_seconds(facts: ContractionFacts, form: Form, tile: Mapping[Axis, Size
         outputs = outputs * tile[axis]
     runs = runs + 2 * outputs * (passes - 1) / level.bandwidth
     far = again / facts.target.beyond_local.bandwidth
-    stalls = np.minimum(_RUN_STALL * np.maximum(runs - _RUN_HIDDEN * core, 0.0), runs)
+    stalls = np.minimum(RUN_STALL * np.maximum(runs - RUN_HIDDEN * core, 0.0), runs)
     total = np.maximum(core + stalls, np.maximum(np.maximum(rows, streams), far))
-    total = total + _RUN_EXPOSED * np.minimum(core, runs) + _ROWS_EXPOSED * np.minimum(core, rows)
-    exposed = _AGAIN_EXPOSED if any(o.is_run and o.by_vector for o in facts.operands) else _FAR_EXPOSED
+    total = total + RUN_EXPOSED * np.minimum(core, runs) + ROWS_EXPOSED * np.minimum(core, rows)
+    exposed = AGAIN_EXPOSED if any(o.is_run and o.by_vector for o in facts.operands) else FAR_EXPOSED
     return total + exposed * np.minimum(core, far)
 
 
@@ -309,7 +307,7 @@ def _traffic(
     capacities: Sequence[float],
 ) -> list[list[Size]]:  # fmt: skip
     """Bytes of each operand that come into caches of these capacities during one tile."""
-    wide = [_SCATTERED if o.is_scattered else 1.0 for o in facts.operands]
+    wide = [SCATTERED if o.is_scattered else 1.0 for o in facts.operands]
     taken: list[Size] = []
     for depth, parts in enumerate(held):
         if depth and all(a is b for a, b in zip(parts, held[depth - 1], strict=True)):
@@ -336,7 +334,7 @@ def _staying(taken: Sequence[Size], capacity: np.ndarray) -> list[tuple[Size, Si
         if depth and size is taken[depth - 1]:
             found.append(found[-1])
             continue
-        stays = np.minimum(np.maximum(_OVERFULL - size / capacity, 0.0), _OVERFULL - 1) / (_OVERFULL - 1)
+        stays = np.minimum(np.maximum(OVERFULL - size / capacity, 0.0), OVERFULL - 1) / (OVERFULL - 1)
         found.append((stays, 1 - stays))
     return found
 

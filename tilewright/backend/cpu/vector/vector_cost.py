@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.backend.cpu.leaf.busy import EVERY_OTHER
+from tilewright.backend.cpu.constants import EVERY_OTHER, TRANSPOSED_VECTOR
 from tilewright.backend.cpu.maps.transposes import transposed_axis
 from tilewright.ir.forms.expr import Axis, axes_of, is_op, var, walk
 from tilewright.tile_graph.algebra.context import NestContext, is_contraction, stride, walked_on
@@ -11,7 +11,6 @@ from tilewright.tile_graph.algebra.propagate import extent_of
 from tilewright.tile_graph.algebra.runs import reach
 
 BY_LANE = ("float32", "int32")  # what sums are kept in, and what a lane can be multiplied in
-_TRANSPOSED = 2.0  # instructions for a vector that is transposed from another axis
 
 
 def widest_bytes(nest: Nest) -> int:
@@ -57,7 +56,7 @@ def vector_cost(nest: Nest, axis: Axis, context: NestContext) -> float | None:
     for node in nest.sample:
         step = stride(node, axis, context)
         across = transposed is not None and step not in (0, 1) and stride(node, transposed, context) == 1
-        near = _TRANSPOSED if across else EVERY_OTHER if step == 2 else 2.0 * lanes
+        near = TRANSPOSED_VECTOR if across else EVERY_OTHER if step == 2 else 2.0 * lanes
         cost += 0.25 if step == 0 else 1.0 if step == 1 else min(near, 2.0 * lanes)
     if not reducing and nest.monoid is not None and _is_checked(nest, axis):
         cost += 2.0 * lanes  # every lane checks and reads for itself

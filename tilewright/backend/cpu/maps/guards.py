@@ -8,6 +8,7 @@ from math import prod
 
 import numpy as np
 
+from tilewright.backend.cpu.constants import MOST_PLACES
 from tilewright.errors import InternalError
 from tilewright.ir.analysis.simplify import linear, simplify_difference
 from tilewright.ir.forms.expr import (
@@ -30,8 +31,6 @@ from tilewright.ir.forms.expr import (
 )
 from tilewright.ir.meaning.values import evaluate_exprs, grid
 from tilewright.tile_graph.algebra.propagate import extent_of
-
-_MOST_PLACES = 1 << 16  # that are looked at one by one
 
 
 def worst(condition: Expr, unrolled: Sequence[Axis]) -> Expr:
@@ -61,7 +60,7 @@ def is_covered(condition: Expr, ways: Sequence[Expr]) -> bool:
     axes = list(dict.fromkeys(a for root in roots for a in axes_of(root)))
     if any(isinstance(n, Load | Symbol) for n in walk(*roots)) or any(not isinstance(a.extent, int) for a in axes):
         return False
-    if prod(extent_of(a.extent) for a in axes) > _MOST_PLACES:
+    if prod(extent_of(a.extent) for a in axes) > MOST_PLACES:
         return False
     places = grid(tuple((a, range(extent_of(a.extent))) for a in axes))
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
+from tilewright.backend.cpu.constants import COPY_GAIN, COPY_RUN, COPY_STORE, CROWDED_SUM, GATHER_ROWS
 from tilewright.backend.cpu.vector.micro import fold_cycles
 from tilewright.ir.analysis.simplify import linear, simplify
 from tilewright.ir.forms.compute import Compute, Map, Reduce
@@ -22,12 +23,6 @@ from tilewright.ir.forms.tensor import Tensor
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.context import NestContext, stride
 from tilewright.tile_graph.algebra.propagate import extent_of
-
-_ROWS = 12  # of a register tile that share a gathered vector
-_STORE_CYCLES = 0.25  # a transposed element stored, and the loop around it
-_RUN_CYCLES = 0.6  # an element of a copy that keeps its order
-_CROWDED = 1.4  # times a sum takes whose columns come from the second cache for every few rows
-_LEAST_GAIN = 0.9
 
 
 def separate_views(computes: Sequence[Compute], context: NestContext) -> frozenset[Tensor]:
@@ -98,7 +93,7 @@ def _where_it_lies(read: Load, views: Mapping[Tensor, Map]) -> Load:
 def _pays_copied(compute: Reduce, read: Load, target: Target) -> bool:
     """Cycles with the columns side by side against those of a sum that fetches them again and again."""
     ideal = _ideal_cycles(compute, read, target)
-    return ideal + prod(extent_of(e) for e in read.source.shape) * _RUN_CYCLES < _LEAST_GAIN * _CROWDED * ideal
+    return ideal + prod(extent_of(e) for e in read.source.shape) * COPY_RUN < COPY_GAIN * CROWDED_SUM * ideal
 
 
 def _ideal_cycles(compute: Reduce, read: Load, target: Target) -> float:
@@ -112,7 +107,7 @@ def _pays_transposed(compute: Reduce, read: Load, target: Target) -> bool:
     lane_cycles = target.gathered_reads / target.pipes
     ideal = _ideal_cycles(compute, read, target)
     rows = prod(extent_of(a.extent) for a in compute.axes if a not in axes_of(*read.indices))
-    gathering = 1.0 + target.pipes * lanes * lane_cycles / min(_ROWS, max(1, rows))
+    gathering = 1.0 + target.pipes * lanes * lane_cycles / min(GATHER_ROWS, max(1, rows))
     folding = 1.0 + target.pipes * lanes * fold_cycles(lanes) / max(1, extent_of(compute.reduce_axes[0].extent))
     copied = prod(extent_of(e) for e in read.source.shape)
-    return ideal + copied * (lane_cycles + _STORE_CYCLES) < _LEAST_GAIN * ideal * min(gathering, folding)
+    return ideal + copied * (lane_cycles + COPY_STORE) < COPY_GAIN * ideal * min(gathering, folding)

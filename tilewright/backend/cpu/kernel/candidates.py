@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.backend.cpu.constants import CANDIDATE_CHAINS, CANDIDATE_COLUMNS, CANDIDATE_ROWS, WORST_VECTOR
 from tilewright.backend.cpu.kernel import tile as costs
 from tilewright.backend.cpu.leaf.vectorise import candidate_plans
 from tilewright.backend.cpu.vector.loop_order import output_order, reads_rows, reduction_order, unrolled
@@ -22,11 +23,6 @@ from tilewright.tile_graph.algebra.context import NestContext, is_contraction
 from tilewright.tile_graph.algebra.nest import Nest, shares_a_read
 from tilewright.tile_graph.algebra.propagate import extent_of
 from tilewright.tile_graph.plan.form import Leaf, Sizes
-
-_WORST_VECTOR = 8.0  # times the cost of the best vector axis: beyond it nothing would make up for the choice
-_MOST_ROWS = 12
-_MOST_COLUMNS = 8
-_CHAINS = (1, 2, 4, 8)
 
 
 def feasible_plans(nest: Nest, context: NestContext) -> list[Leaf]:
@@ -43,7 +39,7 @@ def feasible_plans(nest: Nest, context: NestContext) -> list[Leaf]:
 def _vector_axes(nest: Nest, context: NestContext) -> list[Axis]:
     priced = _vector_costs(nest, context)
     least = min(priced.values(), default=0.0)
-    return [a for a, cost in priced.items() if cost <= _WORST_VECTOR * least]
+    return [a for a, cost in priced.items() if cost <= WORST_VECTOR * least]
 
 
 def _vector_costs(nest: Nest, context: NestContext) -> dict[Axis, float]:
@@ -76,7 +72,7 @@ def _register_tiles(
     nest: Nest, vector: Axis, lanes: int, context: NestContext
 ) -> Iterable[tuple[dict[Axis, int], tuple[Axis, ...]]]:
     width = extent_of(vector.extent)
-    chains = [c for c in _CHAINS if c == 1 or c * lanes <= width]
+    chains = [c for c in CANDIDATE_CHAINS if c == 1 or c * lanes <= width]
     if not is_contraction(nest):
         for count in chains:
             yield {vector: count * lanes}, ()
@@ -92,12 +88,12 @@ def _register_tiles(
                 if count * int(np.prod(chosen)) <= min(16, budget - 4):
                     yield {**tile, vector: count * lanes}, tuple(tile)
         return
-    for columns in range(1, _MOST_COLUMNS + 1):
+    for columns in range(1, CANDIDATE_COLUMNS + 1):
         if columns > 1 and columns * lanes > width:
             break
         yield {vector: columns * lanes}, ()
         for row in rows:
-            for height in range(2, min(extent_of(row.extent), _MOST_ROWS) + 1):
+            for height in range(2, min(extent_of(row.extent), CANDIDATE_ROWS) + 1):
                 if height * columns <= budget:
                     yield {row: height, vector: columns * lanes}, (row,)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tilewright.backend.cpu.constants import NEAR_AGAIN, NEAR_ROOM
 from tilewright.backend.cpu.leaf.vectorise import facts_of
 from tilewright.backend.cpu.vector.micro import blocks_along, lines_of
 from tilewright.ir.forms.expr import Axis
@@ -17,9 +18,6 @@ from tilewright.tile_graph.algebra.context import NestContext, is_contraction
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import Size, extent_of
 from tilewright.tile_graph.plan.form import Leaf
-
-_ROOM = 0.75  # of the first cache, for a part of the rows and a panel; results pass through the rest
-_AGAIN = 0.5  # of the tile level, for the panels that pass by every part
 
 
 def may_keep_rows(nest: Nest, plan: Leaf, context: NestContext) -> bool:
@@ -53,9 +51,9 @@ def near_rows(nest: Nest, plan: Leaf, tile: Mapping[Axis, Size], context: NestCo
         for n in (width, columns)
     )
     capacity = context.target.nearest.capacity
-    if not each or each * height + panel <= capacity or panels > _AGAIN * context.target.local.capacity:
+    if not each or each * height + panel <= capacity or panels > NEAR_AGAIN * context.target.local.capacity:
         return 0
-    most = int((_ROOM * capacity - panel) / each)
+    most = int((NEAR_ROOM * capacity - panel) / each)
     apart = [o.row_bytes for o in facts.operands if o.by_row and o.row_bytes > each]
     most = min(most, *map(context.target.lines_held, apart)) if apart else most
     blocks = most // block

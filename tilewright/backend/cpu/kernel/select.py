@@ -6,6 +6,7 @@ First reads from main memory are not the same for all: passes and the order of t
 
 from __future__ import annotations
 
+from tilewright.backend.cpu.constants import FORM_WORTH, MOST_FORMS, RANKED_PLANS
 from tilewright.backend.cpu.kernel.panels import constant_layouts
 from tilewright.backend.cpu.kernel.tile import choose_tile
 from tilewright.backend.cpu.leaf.vectorise import candidate_plans, plan_nest
@@ -13,19 +14,15 @@ from tilewright.tile_graph.algebra.context import NestContext, is_contraction
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.plan.form import Leaf
 
-_MOST_FORMS = 4  # orders and passes that are compared, the best register tile of each
-_NEAR = 40  # of the plans the construction ranks, those that may hold one
-_WORTH = 0.97  # of the first one's time: less is within the model's error
-
 
 def select_plan(nest: Nest, context: NestContext) -> Leaf:
     """The plan of a nest as a kernel of its own is predicted to be fastest with it."""
     if not is_contraction(nest) or context.hurried:
         return plan_nest(nest, context)
-    first, *others = candidate_plans(nest, context, _NEAR, forms=True)[:_MOST_FORMS]
+    first, *others = candidate_plans(nest, context, RANKED_PLANS, forms=True)[:MOST_FORMS]
     if not others or first.instruction is not None:
         return first
-    best, limit = first, _WORTH * _seconds(nest, first, context)
+    best, limit = first, FORM_WORTH * _seconds(nest, first, context)
     for plan in others:
         seconds = _seconds(nest, plan, context)
         if seconds < limit:
