@@ -19,8 +19,8 @@ from bench.model_cases import Case, random_kernels, spread, zoo_kernels
 from bench.model_report import KernelReport, PlanTime, summarise, to_markdown, worst_text
 from bench.plan_times import Bench, Prepared, compile_ahead, prepare
 from bench.support import add_zoo_options, chosen_models, export_folder, exported, write_files
+from tilewright.backend.cpu.kernel.candidates import predict
 from tilewright.backend.cpu.kernel.variants import Variants, run_another_way
-from tilewright.backend.cpu.leaf.candidates import predict
 from tilewright.backend.protocol import Choice
 from tilewright.options import Options
 from tilewright.report.sidebyside import describe_machine

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.cpu_stages import Step, error, evaluated, lowered, model_of, programs, random_inputs
-from tilewright.backend.cpu.vector.guards import is_covered
+from tilewright.backend.cpu.maps.guards import is_covered
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.expr import Axis, all_of, axes_of, le, load, lt, symbol, var
 from tilewright.ir.forms.loops import If, Stmt, statements

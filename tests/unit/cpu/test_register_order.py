@@ -10,8 +10,8 @@ import pytest
 from tests.cpu_stages import model_of, programs
 from tests.plans import resized, with_kernels
 from tilewright.backend import backend_for
+from tilewright.backend.cpu.kernel.candidates import feasible_plans
 from tilewright.backend.cpu.kernel.variants import variants_of
-from tilewright.backend.cpu.leaf.candidates import feasible_plans
 from tilewright.ir.forms.compute import all_computes
 from tilewright.ir.forms.expr import walk
 from tilewright.ir.forms.loops import For, ForKind, Kernel, Stmt, Store

@@ -17,7 +17,7 @@ import tilewright
 from tests.cpu_stages import CPU, model_of, programs
 from tests.unit.tune.made_up import MadeUp
 from tilewright.backend.cpu import backend
-from tilewright.backend.cpu.leaf.candidates import feasible_plans, predict
+from tilewright.backend.cpu.kernel.candidates import feasible_plans, predict
 from tilewright.errors import OptionError
 from tilewright.ir.forms.compute import Program
 from tilewright.options import Options, Tuning

@@ -14,15 +14,15 @@ from tilewright.backend.cpu.kernel.inner import tile_again
 from tilewright.backend.cpu.kernel.lower import CpuKernel, lower_cpu_kernel
 from tilewright.backend.cpu.kernel.panels import constant_layouts
 from tilewright.backend.cpu.kernel.seconds import cpu_terms
+from tilewright.backend.cpu.kernel.select import select_plan
 from tilewright.backend.cpu.kernel.steps import plan_steps
 from tilewright.backend.cpu.kernel.tile import choose_tile, choose_window, weights_ahead
 from tilewright.backend.cpu.kernel.variants import Variants, variants_of
 from tilewright.backend.cpu.kernel.walked import walk_steps
 from tilewright.backend.cpu.leaf.replan import other_leaves
-from tilewright.backend.cpu.leaf.select import select_plan
+from tilewright.backend.cpu.leaf.separate_views import separate_views
 from tilewright.backend.cpu.leaf.vectorise import streamed_leaves
 from tilewright.backend.cpu.leaf.walk import cpu_walk
-from tilewright.backend.cpu.maps.separate_views import separate_views
 from tilewright.backend.cpu.vector.in_turn import in_blocks, in_turn
 from tilewright.backend.protocol import (
     Backend,

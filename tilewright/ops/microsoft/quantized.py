@@ -12,10 +12,10 @@ from tilewright.ir.forms.expr import Expr, cast, const, eq, load, lt, maximum, m
 from tilewright.ir.forms.graph import Node
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.ops.builder import Builder, dims, expect, wrapped
-from tilewright.ops.maps.quantization import dequantize_linear, quantize_linear
 from tilewright.ops.maps.storage import decoded
 from tilewright.ops.microsoft.fused import DOMAIN
 from tilewright.ops.movement.shape import concatenated
+from tilewright.ops.quantised.quantization import dequantize_linear, quantize_linear
 from tilewright.ops.reductions.contraction import matrix_product, widened
 from tilewright.ops.reductions.reduction import reduce_over
 from tilewright.ops.reductions.softmax import softmax_over

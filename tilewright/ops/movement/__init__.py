@@ -1,1 +1,1 @@
-"""Operators that move elements: shapes, gathers, scatters, sequences."""
+"""Operators that move elements: shapes, gathers, sequences."""

@@ -1,1 +1,1 @@
-"""Operators in steps: control flow, recurrence, running sums, sorting."""
+"""Operators in steps: control flow, recurrence, running sums, suppression."""

@@ -8,9 +8,9 @@ from tilewright.ir.forms.expr import Axis, Expr, cast, const, eq, le, load, lt, 
 from tilewright.ir.forms.graph import Node
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.ops.builder import Builder, clamp, dims, reindex
-from tilewright.ops.movement.selecting import places_of
 from tilewright.ops.registry import operator
-from tilewright.ops.steps.sorting import ordered
+from tilewright.ops.sorting.selecting import places_of
+from tilewright.ops.sorting.sorting import ordered
 
 
 @operator("NonMaxSuppression", since=10, constants=(0, 1, 2, 3, 4))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from tilewright.backend.cpu.amx.tile_rows import Steps, tile_rows
 from tilewright.backend.cpu.constants import AMX_STAYS, ROWS_AHEAD
 from tilewright.backend.cpu.dot.contraction import AHEAD
+from tilewright.backend.cpu.dot.instruction import CpuInstruction
 from tilewright.backend.cpu.dot.operands import Env, Panels, Setting, do, row_env
 from tilewright.backend.cpu.vector.nest import CpuNest
 from tilewright.intrinsics.cpu import TILE_BYTES, TILE_ROWS, TILES
@@ -75,6 +76,13 @@ class _Sums:
         height, width = int(self.buffer.shape[2]), int(self.buffer.shape[3])  # type: ignore[arg-type]
         places = (part.row // height, part.place // width, part.row % height + row, part.place % width + column)
         return tuple(simplify(p) for p in places)
+
+
+class CpuTileInstruction(CpuInstruction):
+    """The same nest where the instruction is one of matrix registers."""
+
+    def statements(self) -> tuple[Stmt, ...]:
+        return CpuTiles(self, self.setting()).statements()
 
 
 class CpuTiles:

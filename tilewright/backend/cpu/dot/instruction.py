@@ -2,7 +2,7 @@
 
 Rows are read where they lie when whole blocks of k are contiguous there; otherwise a tile's rows are first copied to
 scratch, padding and left-over elements as zeros, so that the innermost loops never ask where they are. Matrix
-instructions sum up in registers of their own: `cpu_tiles.py`.
+instructions sum up in registers of their own: `amx/tiles.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.backend.cpu.amx.tiles import CpuTiles
 from tilewright.backend.cpu.dot.contraction import Contraction, block_of, contractions, panel_layout
 from tilewright.backend.cpu.dot.operands import Env, Panels, Rows, Setting, do, row_env
 from tilewright.backend.cpu.vector.nest import CpuNest
@@ -48,8 +47,6 @@ class CpuInstruction(CpuNest):
 
     def statements(self) -> tuple[Stmt, ...]:
         setting = self.setting()
-        if setting.dot.is_tile:
-            return CpuTiles(self, setting).statements()
         plain = [a for a in self.loop_axes if a is not setting.found.column and a not in setting.rows]
         loops, env = walked(plain, self.ranges)
         return serial(loops, self._panel(env, setting))

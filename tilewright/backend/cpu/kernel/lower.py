@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tilewright.backend.cpu.amx.tiles import CpuTileInstruction
 from tilewright.backend.cpu.depthwise.lower_window import CpuWindow
 from tilewright.backend.cpu.dot.instruction import CpuInstruction
-from tilewright.backend.cpu.kernel.padding import filled_up
+from tilewright.backend.cpu.leaf.padding import filled_up
 from tilewright.backend.cpu.prefetch.prefetch import with_prefetches
 from tilewright.backend.cpu.vector.nest import CpuNest
 from tilewright.errors import InternalError
-from tilewright.intrinsics.cpu import WINDOW_DOTS
+from tilewright.intrinsics.cpu import DOTS, WINDOW_DOTS
 from tilewright.ir.forms.expr import Axis
 from tilewright.ir.forms.loops import Alloc, For, ForKind, If, Stmt
 from tilewright.ir.forms.tensor import Layout, Tensor
@@ -44,11 +45,19 @@ class CpuKernel(KernelLowering):
         return tuple(body)
 
     def _leaf_statements(self, work: Work) -> tuple[Stmt, ...]:
-        instruction = work.leaf.instruction
-        kind = CpuWindow if instruction in WINDOW_DOTS else CpuInstruction if instruction else CpuNest
+        kind = _form(work.leaf.instruction)
         access = self.access_of(work)
         lowered = kind(work.nest, work.leaf, work.box, dict(work.limits), access, self.names, self.step)
         return (*lowered.statements(), *filled_up(work.nest, work.box, access, work.leaf.lanes))
+
+
+def _form(instruction: str | None) -> type[CpuNest]:
+    """What lowers a leaf, by its instruction."""
+    if instruction is None:
+        return CpuNest
+    if instruction in WINDOW_DOTS:
+        return CpuWindow
+    return CpuTileInstruction if instruction in DOTS and DOTS[instruction].is_tile else CpuInstruction
 
 
 def lower_cpu_kernel(

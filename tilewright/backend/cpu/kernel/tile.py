@@ -43,10 +43,10 @@ from tilewright.backend.cpu.leaf.leaf_seconds import (
     known_seconds,
     register_fill,
 )
+from tilewright.backend.cpu.leaf.near_rows import may_keep_rows, near_rows
 from tilewright.backend.cpu.leaf.vectorise import layouts_around, scatter_cycles
 from tilewright.backend.cpu.prefetch.ahead import asked_ahead, panel_read, prefetched_seconds, rows_ahead, walks_rows
 from tilewright.backend.cpu.prefetch.soon import asked_soon, weights_in_panels
-from tilewright.backend.cpu.vector.near_rows import may_keep_rows, near_rows
 from tilewright.backend.protocol import Choice
 from tilewright.ir.forms.expr import Axis, var
 from tilewright.ir.forms.tensor import Tensor

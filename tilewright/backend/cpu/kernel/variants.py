@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tilewright.backend.cpu.constants import ROUGH_TILES, TILES_A_CHOICE, VARIANT_CHOICES, WORTH_A_LOOK
+from tilewright.backend.cpu.kernel.candidates import candidate_tiles, feasible_plans, priced_tiles, vector_penalty
 from tilewright.backend.cpu.kernel.panels import constant_layouts
 from tilewright.backend.cpu.kernel.tile import hold_level, windows
-from tilewright.backend.cpu.leaf.candidates import candidate_tiles, feasible_plans, priced_tiles, vector_penalty
 from tilewright.backend.protocol import Admits, Choice
 from tilewright.backend.variants import like
 from tilewright.ir.forms.compute import Program, all_computes, reads

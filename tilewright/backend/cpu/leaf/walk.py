@@ -12,9 +12,9 @@ from math import prod
 import numpy as np
 
 from tilewright.backend.cpu.dot.instruction import CpuInstruction
-from tilewright.backend.cpu.kernel.padding import filled_extent
 from tilewright.backend.cpu.leaf.busy import Busy, Form, Part, Shape, blocks_of
 from tilewright.backend.cpu.leaf.instructions import instruction_seconds
+from tilewright.backend.cpu.leaf.padding import filled_extent
 from tilewright.backend.cpu.leaf.strides import lines_of, offset_at, read_stride, squares_along, stride_of
 from tilewright.backend.cpu.leaf.window_ends import WindowEnds
 from tilewright.backend.cpu.maps.rows import range_of, run_of_blocks

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tilewright.backend.cpu.vector.guards import worst
+from tilewright.backend.cpu.maps.guards import worst
 from tilewright.ir.analysis.simplify import Linear, join_divisions, linear, simplify
 from tilewright.ir.forms.expr import (
     Axis,

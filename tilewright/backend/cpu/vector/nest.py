@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from tilewright.backend.cpu.maps.guards import is_covered, strip, worst
 from tilewright.backend.cpu.maps.rows import places, range_of, run_of_blocks
-from tilewright.backend.cpu.prefetch.lower_ahead import hints
-from tilewright.backend.cpu.prefetch.rows_ahead import with_rows_ahead
-from tilewright.backend.cpu.prefetch.window_rows import rows_asked
-from tilewright.backend.cpu.vector.guards import is_covered, strip, worst
 from tilewright.backend.cpu.vector.lanes import LaneSums
+from tilewright.backend.cpu.vector.lower_ahead import hints
 from tilewright.backend.cpu.vector.lower_in_turn import in_turn
 from tilewright.backend.cpu.vector.lower_near_rows import blocks_of_part, part_loop, with_last
 from tilewright.backend.cpu.vector.remainders import (
@@ -25,6 +23,8 @@ from tilewright.backend.cpu.vector.remainders import (
     remainder_form,
     whole_lanes,
 )
+from tilewright.backend.cpu.vector.rows_ahead import with_rows_ahead
+from tilewright.backend.cpu.vector.window_rows import rows_asked
 from tilewright.ir.analysis.simplify import join_divisions, linear, simplify
 from tilewright.ir.forms.bounds import static
 from tilewright.ir.forms.compute import Monoid
