@@ -1,8 +1,9 @@
 """Training on two processes beside PyTorch on one: python -m bench.training [--models mlp gpt] [--ways tensor data].
 
 Ten steps of a small model for every way to share it out: how far the losses are from those of PyTorch, and how much of
-the weights and moments each rank has. `python -m bench.training plan --mesh pp=16,tp=4` plans a step of a GPT whose
-weights nobody has, on described devices: how long that takes, and what the stages are predicted to take.
+the weights and moments each rank has. `python -m bench.training plan` plans a step of a GPT whose weights nobody has,
+on described devices of which each has so much memory: meshes and stages as they are found, how long that takes, and
+what the stages are predicted to take, beside the plan that Alpa published for it.
 """
 
 from __future__ import annotations
@@ -145,35 +146,44 @@ def compare(names: Sequence[str], ways: Sequence[str], optimisers: Sequence[str]
     return int(worst > 1e-4)
 
 
-def plan(mesh: str, parts: int, layers: int, width: int, heads: int, words: int, batch: int, cluster: str) -> None:
-    """A step of a GPT on a mesh of a described cluster, planned in processor seconds of this process."""
+def plan(asked: argparse.Namespace, cluster: str) -> None:
+    """A step of a GPT on meshes of a described cluster, planned in processor seconds of this process."""
     from tilewright.distributed.compiling import Asked
     from tilewright.distributed.meshes import parse_mesh
     from tilewright.distributed.training import planned
+    from tilewright.errors import OptionError
     from tilewright.ops import lower
     from tilewright.options import Options
     from tilewright.pytorch.training import trained_graph
     from tilewright.transform.clean.fold import fold_constants
     from tilewright.transform.gradient.step import training_step
 
+    parts = asked.parts
     begun = time.process_time()
     with torch.device("meta"):
-        module = Transformer(words, _PLANNED_TOKENS, width, heads, layers)
+        module = Transformer(asked.words, _PLANNED_TOKENS, asked.width, asked.heads, asked.layers)
     for part in module.modules():  # one zero for all, whatever their shape
         for name, weight in part.named_parameters(recurse=False):
             setattr(part, name, nn.Parameter(torch.zeros(1).expand(weight.shape)))
-    x = torch.zeros(batch // parts, _PLANNED_TOKENS, dtype=torch.int64)
+    x = torch.zeros(asked.batch // parts, _PLANNED_TOKENS, dtype=torch.int64)
     found = trained_graph(module, (x, x), 1)
     step = training_step(fold_constants(lower(found.graph)), found.weights, training.Adam(1e-4), parts)
-    read = time.process_time()
-    sharded = planned(step, Asked(parse_mesh(mesh), parts, cluster=cluster), Options())
-    done = time.process_time()
     count = sum(math.prod(array.shape) for array in found.weights.values())
-    print(f"{count / 1e9:.1f} billion weights, {len(step.program.computes)} computes, {sharded.ranks} ranks, "
-          f"mesh {mesh}, {parts} parts")  # fmt: skip
-    print(f"read and differentiated in {read - begun:.1f} s of processor time, planned in {done - read:.1f} s")
-    print(f"a prediction in float32 on {cluster}: {sharded.seconds:.3g} s a step; stages, ms a part: "
-          f"{', '.join(f'{1e3 * stage.seconds:.4g}' for stage in sharded.stages)}")  # fmt: skip
+    print(f"{count / 1e9:.1f} billion weights, {len(step.program.computes)} computes, {parts} parts, at most "
+          f"{asked.memory or 'any memory'} a device of {cluster}; read and differentiated in "
+          f"{time.process_time() - begun:.1f} s of processor time; predictions in float32", flush=True)  # fmt: skip
+    for mesh in asked.mesh:
+        begun = time.process_time()
+        options = Options(memory=asked.memory)
+        try:
+            sharded = planned(step, Asked(parse_mesh(mesh), parts, cluster=cluster), options)
+        except OptionError as error:
+            print(f"{mesh}: {error}", flush=True)
+            continue
+        spent = time.process_time() - begun
+        stages = ", ".join(f"{stage.mesh} {1e3 * stage.seconds:.4g}" for stage in sharded.stages)
+        print(f"{mesh}: {sharded.seconds:.4g} s a step on {sharded.ranks} ranks, planned in {spent:.1f} s; stages and "
+              f"their ms a part: {stages}", flush=True)  # fmt: skip
 
 
 def main() -> int:
@@ -186,16 +196,16 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", choices=("mlp", "gpt"), default=["mlp", "gpt"])
     parser.add_argument("--ways", nargs="+", choices=tuple(_WAYS), default=list(_WAYS))
     parser.add_argument("--optimisers", nargs="+", choices=tuple(_OPTIMISERS), default=["sgd", "adam"])
-    parser.add_argument("--cluster", help="as which the links are described: processes, of a plan a100_2x8")
-    parser.add_argument("--mesh", default="pp=16,tp=4", help="of a plan")
-    parser.add_argument("--parts", type=int, default=64, help="of a plan's batch")
+    parser.add_argument("--cluster", help="as which the links are described: processes, of a plan a100_8x8")
+    parser.add_argument("--mesh", nargs="+", default=["auto", "pp=16,tp=4"], help="of a plan, the second as published")
+    parser.add_argument("--parts", type=int, default=1024, help="of a plan's batch")
+    parser.add_argument("--memory", help="of a plan's devices, each")
     sizes = {"layers": 48, "width": 8192, "heads": 64, "words": 51200, "batch": 1024}
     for name, size in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=size, help="of a plan's model")
     asked = parser.parse_args()
     if asked.what == "plan":
-        plan(asked.mesh, asked.parts, asked.layers, asked.width, asked.heads, asked.words, asked.batch,
-             asked.cluster or "a100_2x8")  # fmt: skip
+        plan(asked, asked.cluster or "a100_8x8")
         return 0
     return compare(asked.models, asked.ways, asked.optimisers, asked.cluster or "processes")
 

@@ -19,7 +19,7 @@ from tilewright.calls.arguments import Array, NotPickled, Port, bind, convert
 from tilewright.distributed.about import Compiled
 from tilewright.distributed.compiling import Asked, device_of, segment
 from tilewright.distributed.joining import joined
-from tilewright.distributed.meshes import SPLIT, described, mesh_of
+from tilewright.distributed.meshes import SPLIT, described, mesh_of, undecided
 from tilewright.errors import OptionError, ToolError
 from tilewright.ir.forms.sharded import Sharded, from_json
 from tilewright.ir.forms.tensor import extents
@@ -28,7 +28,7 @@ from tilewright.ir.text.text import program_text
 from tilewright.options import Options
 from tilewright.report.ranks import ranks_text
 from tilewright.runtime.ranks import Passing, RankError, Ranks
-from tilewright.schedule.cluster.pipeline import share_out_in_stages
+from tilewright.schedule.cluster.pipeline import share_out_by_itself, share_out_in_stages
 from tilewright.tile_graph.algebra.memo import Memo
 from tilewright.tile_graph.sharding.check import check_sharded
 from tilewright.transform.gradient.optimisers import Optimiser
@@ -266,8 +266,11 @@ def _agreed(training: Training, asked: Asked, options: Options, ranks: Ranks | N
 
 def planned(training: Training, asked: Asked, options: Options) -> Sharded:
     """How a step is shared out, without any other rank."""
-    clusters, along = described(asked.mesh, asked.cluster, lambda name: device_of(name, options))
     most = options.memory if isinstance(options.memory, int) else inf
+    if asked.mesh.is_auto:
+        cluster = undecided(asked.cluster, None, lambda name: device_of(name, options))
+        return share_out_by_itself(training.program, cluster, asked.micro_batches, most, training)
+    clusters, along = described(asked.mesh, asked.cluster, lambda name: device_of(name, options))
     return share_out_in_stages(training.program, clusters, along, (SPLIT,), asked.micro_batches, training, most)
 
 

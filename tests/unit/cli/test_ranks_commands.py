@@ -45,7 +45,7 @@ def test_a_cluster_has_a_mesh_of_its_own(layers: Path, capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize("arguments, message", [
     (["--mesh", "tp"], "mesh cannot be 'tp': it is names and sizes of axes, as in 'tp=2' or 'dp=2,tp=4'"),
-    (["--cluster", "moon"], "unknown cluster 'moon': choose one of a100_2x8, h200_8, processes, or a .json file"),
+    (["--cluster", "moon"], "unknown cluster 'moon': choose one of a100_2x8, a100_8x8, h200_8, processes, or a"),
     (["--mesh", "pp=9", "--cluster", "h200_8"], "9 stages were asked for along 'pp': take fewer"),
     (["--mesh", "tp=2", "--measure"], "leave out --html and --measure"),
 ])  # fmt: skip

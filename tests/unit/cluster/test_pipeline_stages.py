@@ -48,6 +48,35 @@ def test_stages_are_those_of_brute_force(seed: int) -> None:
         assert found[0] == pytest.approx(right) and total(found[1]) == pytest.approx(right)
 
 
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("fewer", [False, True])
+def test_stages_that_fit_with_those_behind_them_are_those_of_brute_force(seed: int, fewer: bool) -> None:
+    """What a stage holds grows with the stages behind it; all devices, or as many as it takes."""
+    rng = np.random.default_rng([seed, 10])
+    layers, devices, parts = int(rng.integers(2, 6)), int(rng.choice([2, 4, 8])), int(rng.choice([1, 4, 16]))
+    work, held, room = rng.integers(1, 20, layers), rng.integers(1, 9, layers), float(rng.uniform(6, 30))
+
+    def seconds(first: int, last: int, mesh: int) -> float:
+        return float(work[first:last].sum()) / SIZES[mesh] ** 0.8
+
+    def fits(first: int, last: int, mesh: int, behind: int) -> bool:
+        return float(held[first:last].sum()) * (1 + behind) / SIZES[mesh] <= room
+
+    def total(plans: tuple[StagePlan, ...]) -> float:
+        if not all(fits(p.first, p.last, p.mesh, len(plans) - 1 - n) for n, p in enumerate(plans)):
+            return inf
+        times = [seconds(p.first, p.last, p.mesh) for p in plans]
+        return sum(times) + (parts - 1) * max(times)
+
+    used = range(1, devices + 1) if fewer else [devices]
+    right = min((total(plans) for count in used for plans in every(0, layers, count)), default=inf)
+    found = best_stages(layers, devices, SIZES, seconds, parts, fits=fits, fewer=fewer)
+    if found is None:
+        assert right == inf
+    else:
+        assert found[0] == pytest.approx(right) and total(found[1]) == pytest.approx(right)
+
+
 def test_one_batch_in_many_parts_wants_even_stages() -> None:
     """With one part a single stage on all devices; with many, layers that do not scale are put behind each other."""
     def seconds(first: int, last: int, mesh: int) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import reduce
+from math import inf
 from queue import Queue
 from typing import Any
 
@@ -24,7 +25,7 @@ from tilewright.ir.forms.compute import Program
 from tilewright.ir.forms.sharded import Piece, Sharded, from_json
 from tilewright.ir.forms.training import Training, Turn
 from tilewright.ir.meaning.interpret import evaluate
-from tilewright.schedule.cluster.pipeline import share_out_in_stages
+from tilewright.schedule.cluster.pipeline import share_out_by_itself, share_out_in_stages
 from tilewright.target import Link
 from tilewright.tile_graph.sharding.check import check_sharded
 from tilewright.training import train
@@ -211,6 +212,33 @@ def test_a_stage_fits_with_what_its_parts_under_way_need() -> None:
     weight, rows = 4 * WIDTH * WIDTH, 4 * WIDTH * ROWS // 4
     assert one >= 2 * 4 * weight
     assert several >= one + rows
+
+
+def test_meshes_of_a_step_are_found_within_their_memory() -> None:
+    """No mesh that is said is predicted to take less, and with half of the least that is enough there is none."""
+    training = step_of(4, Adam(0.02), rows=512)
+    whole = replace(cluster(tp=4), links=(Link("tp", 4, 1e13, 1e-9),))
+
+    def found(most: float) -> Sharded | None:
+        try:
+            return share_out_by_itself(training.program, whole, 4, most, training)
+        except OptionError as error:
+            assert "take more ranks or give more memory" in str(error)
+            return None
+
+    free = found(inf)
+    most, bound = next((1 << n, made) for n in range(12, 24) if (made := found(1 << n)) is not None)
+    assert free is not None and free.seconds <= bound.seconds
+    for size, stages in ((1, 4), (2, 2), (4, 1)):
+        about = replace(whole, links=(Link("tp", size, 1e13, 1e-9),))
+        for room, own in ((inf, free), (most, bound)):
+            try:
+                said = share_out_in_stages(
+                    training.program, [about] * stages, whole.links[0], ("tp",), 4, training, room
+                )
+            except OptionError:
+                continue
+            assert own.seconds <= said.seconds * 1.001
 
 
 def _of(training: Training, name: str) -> np.ndarray:

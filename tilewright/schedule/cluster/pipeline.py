@@ -15,12 +15,13 @@ from tilewright.ir.forms.sharded import Keep, Sharded, Stage, Step
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.ir.forms.training import Training, Turn
 from tilewright.schedule.cluster.planner import Decided, MeshPlanner
-from tilewright.schedule.cluster.stages import Fits, StagePlan, best_stages
+from tilewright.schedule.cluster.stages import Fits, Seconds, StagePlan, best_stages
 from tilewright.target import Cluster, Link
 from tilewright.tile_graph.sharding.check import check_sharded
 
 _MANY = 1 << 20  # parts of a batch with which the slowest stage alone counts
 _LAYERS = 96  # places where stages may end, at most: about a hundredth of the model is as even as it needs to be
+_FEWER_LAYERS = 32  # where stages of any number are looked at for each number of stages behind them
 
 
 def share_out(
@@ -46,7 +47,7 @@ def share_out_in_stages(
     order = [kinds.index(mesh) for mesh in meshes]
     # what passes between stages does so while they compute: they are as even as they can be without it
     found = best_stages(len(plans.layers), sum(map(_devices, meshes)), [_devices(kind) for kind in kinds],
-                        plans.computing, _MANY, order, plans.fits(most_bytes, len(meshes)))  # fmt: skip
+                        plans.computing, _MANY, order, plans.fits(most_bytes))  # fmt: skip
     if found is None and len(meshes) <= len(plans.layers):
         raise OptionError(f"no {len(meshes)} stages fit: a rank may have {most_bytes / 2**20:.1f} MiB, and "
                           f"all of the model takes {plans.taken(0, len(plans.layers), order[0], 1) / 2**20:.1f} on one "
@@ -58,24 +59,27 @@ def share_out_in_stages(
     return plans.sharded(found[1], parts)
 
 
-def share_out_by_itself(program: Program, cluster: Cluster, parts: int = 1, most_bytes: float = inf) -> Sharded:
+def share_out_by_itself(
+    program: Program, cluster: Cluster, parts: int = 1, most_bytes: float = inf, training: Training | None = None
+) -> Sharded:
     """Meshes and stages as are predicted to take least, on as many of the devices as that takes, with at most so many
-    bytes of weights on each."""
+    bytes of weights on each; of a training step, where the Program is one, of all that `share_out_in_stages` counts."""
     meshes = list(_sub_meshes(cluster))
+    if training is not None:  # along outer links stages follow each other: gradients between nodes take longest
+        meshes = [mesh for mesh in meshes if len(mesh.links) == 1]
     split = tuple(link.name for link in cluster.links) if most_bytes < inf else ()
-    plans = _Plans(program, meshes, cluster.links[0], split)
+    plans = _Plans(program, meshes, cluster.links[0], split, training, parts,
+                   _LAYERS if training is None else _FEWER_LAYERS)  # fmt: skip
     sizes = [_devices(mesh) for mesh in meshes]
     alone = plans.seconds(0, len(plans.layers), 0) * parts
-    best: tuple[float, tuple[StagePlan, ...]] | None = None
-    fitting = partial(plans.fitting, most_bytes)
-    for used in range(1, _devices(cluster) + 1):
-        found = best_stages(len(plans.layers), used, sizes, fitting, parts)
-        if found is not None and (best is None or found[0] < best[0]):
-            best = found
+    fits = None if training is None else plans.fits(most_bytes)
+    seconds: Seconds = partial(plans.fitting, most_bytes) if training is None else plans.seconds
+    best = best_stages(len(plans.layers), _devices(cluster), sizes, seconds, parts, fits=fits, fewer=True)
     if best is None:
-        least = min(plans.bytes(0, len(plans.layers), mesh) for mesh in range(len(meshes)))
-        raise OptionError(f"the weights do not fit: a rank may have {most_bytes / 2**20:.1f} MiB of them, and of those "
-                          f"shared out it has {least / 2**20:.1f}; take more ranks or give more memory")  # fmt: skip
+        least = min(plans.taken(0, len(plans.layers), mesh, 1) for mesh in range(len(meshes)))
+        what = "the weights do not fit" if training is None else "what a step keeps does not fit"
+        raise OptionError(f"{what}: a rank may have {most_bytes / 2**20:.1f} MiB, and shared out to all it has "
+                          f"{least / 2**20:.1f}; take more ranks or give more memory")  # fmt: skip
     return plans.sharded(best[1], parts, (_told(best, meshes, alone),))
 
 
@@ -110,6 +114,7 @@ class _Plans:
     split: Sequence[str]
     training: Training | None = None
     parts: int = 1
+    most_layers: int = _LAYERS
 
     def __post_init__(self) -> None:
         links = [link for mesh in self.meshes for link in mesh.links if link.size > 1]
@@ -118,7 +123,9 @@ class _Plans:
         about = (self.split, latency, self.training, self.parts)
         self.planners = [MeshPlanner(self.program, mesh, *about) for mesh in self.meshes]
         self.decided: list[Decided] = [planner.run() for planner in self.planners]
-        self.layers = _grouped(self.decided[0].seconds)  # of each the first section, and the one behind the last
+        self.layers = _grouped(
+            self.decided[0].seconds, self.most_layers
+        )  # of each the first section, and the one behind the last
         self._before = [[0.0, *accumulate(each.seconds)] for each in self.decided]
         self._bytes_before = [[0, *accumulate(_weights(each))] for each in self.decided]
         if self.training is not None:
@@ -147,12 +154,12 @@ class _Plans:
         fixed, each = (before[end] - before[begin] for before in self._taken_before[mesh])
         return fixed + each * under_way
 
-    def fits(self, most_bytes: float, stages: int) -> Fits | None:
+    def fits(self, most_bytes: float) -> Fits | None:
         """Whether a stage takes no more: the further from the end, the more parts are under way in it."""
         if most_bytes == inf:
             return None
-        return lambda first, last, mesh, number: (
-            self.taken(first, last, mesh, min(self.parts, stages - number)) <= most_bytes
+        return lambda first, last, mesh, behind: (
+            self.taken(first, last, mesh, min(self.parts, behind + 1)) <= most_bytes
         )
 
     def fitting(self, most_bytes: float, first: int, last: int, mesh: int) -> float:
@@ -217,11 +224,11 @@ def _weights(decided: Decided) -> Iterator[int]:
         yield sum(decided.ways[compute].bytes for compute in section.computes)
 
 
-def _grouped(seconds: Sequence[float]) -> list[tuple[int, int]]:
-    """Sections as layers: one each, or neighbouring short ones together where there are many."""
-    if len(seconds) <= _LAYERS:
+def _grouped(seconds: Sequence[float], most: int) -> list[tuple[int, int]]:
+    """Sections as layers: one each, or neighbouring short ones together where there are more than so many."""
+    if len(seconds) <= most:
         return [(i, i + 1) for i in range(len(seconds))]
-    enough = sum(seconds) / _LAYERS
+    enough = sum(seconds) / most
     found: list[tuple[int, int]] = []
     begin, total = 0, 0.0
     for i, each in enumerate(seconds):

@@ -7,18 +7,23 @@ each bound on the slowest the least sum is found by dynamic programming from the
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from math import inf
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 Seconds = Callable[[int, int, int], float]
 """Of the layers from the first up to but not with the last on one of the meshes; infinite where they do not fit."""
 
 Fits = Callable[[int, int, int, int], bool]
-"""Whether the layers from the first up to but not with the last may be the stage of a number on one of the meshes."""
+"""Whether the layers from the first up to but not with the last may be a stage on one of the meshes with so many stages
+behind it."""
 
 _ALIKE = 1e-3  # bounds on the slowest stage that differ by less than this part of it are looked at as one
+Table = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -35,20 +40,23 @@ Found = tuple[float, tuple[StagePlan, ...]]
 
 def best_stages(
     layers: int, devices: int, meshes: Sequence[int], seconds: Seconds, parts: int = 1,
-    order: Sequence[int] | None = None, fits: Fits | None = None,
+    order: Sequence[int] | None = None, fits: Fits | None = None, fewer: bool = False,
 ) -> Found | None:  # fmt: skip
-    """The stages that take least for a batch in so many parts, on all of the devices. `meshes` has the devices of each
-    mesh that a stage may have, and `order` the numbers of those that they have one after the other, where that is said:
-    then `fits` may rule out layers by the number of the stage too. None where there are no such stages."""
-    ends = [(i, j) for i in range(layers) for j in range(i + 1, layers + 1)]
-    known = {(i, j, mesh): seconds(i, j, mesh) for i, j in ends for mesh in range(len(meshes))}
-    search = _Search(layers, devices, meshes, known, order, fits)
+    """The stages that take least for a batch in so many parts, on all of the devices, or on as many as they take where
+    `fewer` will do. `meshes` has the devices of each mesh that a stage may have, and `order` the numbers of those that
+    they have one after the other, where that is said. None where there are no such stages."""
+    known = np.full((len(meshes), layers, layers + 1), inf)
+    for mesh in range(len(meshes)):
+        for first in range(layers):
+            for last in range(first + 1, layers + 1):
+                known[mesh, first, last] = seconds(first, last, mesh)
+    search = _Search(known, devices, meshes, order, fits, fewer)
     best = search.least_sum(inf)
     if best is None or parts == 1:
         return best
     floor = best[0]
     best = search.in_parts(best, parts)
-    bounds = _bounds(known.values())
+    bounds = _bounds(known[known < inf].tolist())
     possible = bisect_left(bounds, True, key=lambda slowest: search.least_sum(slowest) is not None)
     for slowest in bounds[possible:]:
         if floor + (parts - 1) * slowest >= best[0]:
@@ -62,50 +70,100 @@ def best_stages(
 def _bounds(seconds: Iterable[float]) -> list[float]:
     """Times that the slowest stage may take, in order; of nearly equal ones the longest."""
     kept: list[float] = []
-    for each in sorted({s for s in seconds if s < inf}, reverse=True):
+    for each in sorted(set(seconds), reverse=True):
         if not kept or each < kept[-1] * (1 - _ALIKE):
             kept.append(each)
     return kept[::-1]
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Search:
-    layers: int
+    """`known` has the seconds by mesh, first layer and the one behind the last."""
+
+    known: Table
     devices: int
     meshes: Sequence[int]
-    known: Mapping[tuple[int, int, int], float]
     order: Sequence[int] | None
     fits: Fits | None
+    fewer: bool
+    fitting: dict[int, Table] = field(default_factory=dict)  # by how many stages are behind, what may be one
+
+    @property
+    def layers(self) -> int:
+        return int(self.known.shape[1])
 
     def in_parts(self, found: Found, parts: int) -> Found:
         """The same stages, with what all parts of a batch take."""
-        times = [self.known[p.first, p.last, p.mesh] for p in found[1]]
+        times = [float(self.known[p.mesh, p.first, p.last]) for p in found[1]]
         return sum(times) + (parts - 1) * max(times), found[1]
 
     def least_sum(self, slowest: float) -> Found | None:
         """The least sum of stages of which none takes longer than a bound."""
+        tables = [np.full((self.layers + 1, self.devices + 1), inf)]  # by first layer and devices, of so many stages
+        tables[0][self.layers, 0] = 0.0
+        if self.order is None and self.fits is None:
+            return self._walked(slowest, [self._any_number(slowest)], 0)
+        counts = range(1, min(self.layers, self.devices) + 1) if self.order is None else range(1, len(self.order) + 1)
+        for count in counts:
+            table = np.full_like(tables[0], inf)
+            table[:-1] = np.min(self._sums(slowest, count - 1, tables[-1], slice(None)), axis=(0, 2))
+            tables.append(table)
+        wanted = counts if self.order is None else [len(self.order)]
+        found = [each for n in wanted if (each := self._walked(slowest, tables, n)) is not None]
+        return min(found, key=lambda each: each[0], default=None)
 
-        @cache
-        def rest(first: int, left: int, number: int) -> Found | None:
-            if first == self.layers:
-                return (0.0, ()) if left == 0 else None
-            best: Found | None = None
-            for mesh in self._able(left, number):
-                for last in range(first + 1, self.layers + 1):
-                    own = self.known[first, last, mesh]
-                    if own > slowest or own == inf:
-                        continue
-                    if self.fits is not None and not self.fits(first, last, mesh, number):
-                        continue
-                    after = rest(last, left - self.meshes[mesh], number if self.order is None else number + 1)
-                    if after is not None and (best is None or own + after[0] < best[0]):
-                        best = own + after[0], (StagePlan(first, last, mesh), *after[1])
-            return best
+    def _any_number(self, slowest: float) -> Table:
+        """The same of stages however many."""
+        table = np.full((self.layers + 1, self.devices + 1), inf)
+        table[self.layers, 0] = 0.0
+        for first in reversed(range(self.layers)):
+            table[first] = np.min(self._sums(slowest, 0, table, slice(first, first + 1)), axis=(0, 2))[0]
+        return table
 
-        return rest(0, self.devices, 0)
+    def _sums(self, slowest: float, behind: int, after: Table, firsts: slice) -> Table:
+        """By mesh that a stage may have, first layer, the one behind the last, and devices: the stage and what comes
+        behind it."""
+        able = self._able(behind)
+        own = self.known[able, firsts]
+        own = np.where(own <= slowest, own, inf)
+        if self.fits is not None:
+            own = np.where(self._fitting(behind)[able, firsts], own, inf)
+        moved = np.full((len(able), *after.shape), inf)
+        for place, size in enumerate(self.meshes[mesh] for mesh in able):
+            if size <= self.devices:
+                moved[place, :, size:] = after[:, : self.devices + 1 - size]
+        sums: Table = own[..., None] + moved[:, None]
+        return sums
 
-    def _able(self, left: int, number: int) -> list[int]:
-        """Meshes that the next stage may have."""
-        if self.order is None:
-            return [mesh for mesh, size in enumerate(self.meshes) if size <= left]
-        return list(self.order[number : number + 1])
+    def _able(self, behind: int) -> list[int]:
+        """Meshes of a stage with so many behind it."""
+        return list(range(len(self.meshes))) if self.order is None else [self.order[len(self.order) - 1 - behind]]
+
+    def _fitting(self, behind: int) -> Table:
+        if behind not in self.fitting:
+            assert self.fits is not None
+            fits = self.fits
+            found = np.zeros(self.known.shape, np.bool_)
+            for mesh, first, last in np.argwhere(self.known < inf).tolist():
+                found[mesh, first, last] = fits(first, last, mesh, behind)
+            self.fitting[behind] = found
+        return self.fitting[behind]
+
+    def _walked(self, slowest: float, tables: Sequence[Table], count: int) -> Found | None:
+        """The stages that a table was made of, of `count` stages, or of any number where there is one table."""
+        left = self.devices
+        if self.fewer:
+            left = int(np.argmin(tables[count][0]))
+        total = float(tables[count][0, left])
+        if total == inf:
+            return None
+        plans: list[StagePlan] = []
+        first = 0
+        while first < self.layers:
+            after = tables[max(0, count - 1)]
+            sums = self._sums(slowest, max(0, count - 1), after, slice(first, first + 1))[:, 0, :, left]
+            place, last = (int(n) for n in np.unravel_index(np.argmin(sums), sums.shape))
+            mesh = self._able(max(0, count - 1))[place]
+            plans.append(StagePlan(first, last, mesh))
+            first, left, count = last, left - self.meshes[mesh], count - 1
+        return total, tuple(plans)
