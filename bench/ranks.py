@@ -3,8 +3,9 @@
 For each way to share a model out: how far its results are from one process's, what part of the weights a rank has, and
 the time predicted beside the time measured: of all of it, of what each rank computes, by the plans of its segments, and
 of what ranks exchange, by the link between them as it is measured first. Where there are cores for all, each rank has
-its own, and is planned for them. `python -m bench.ranks failures --times 20` has a rank killed, stopped, or of another
-model, and says how soon the other told of it, in how many lines, and whether a process was left.
+its own, and is planned for them as they are while the others are busy too. `python -m bench.ranks failures --times 20`
+has a rank killed, stopped, or of another model, and says how soon the other told of it, in how many lines, and whether
+a process was left.
 """
 
 from __future__ import annotations
@@ -91,8 +92,9 @@ class Started:
                 process.wait()
 
 
-def start(ranks: int, *arguments: str, threads: int = 0) -> Started:
-    """Processes of which each has as many cores of its own as it has threads, where that is said."""
+def start(ranks: int, *arguments: str, threads: int = 0, caches: Path | None = None) -> Started:
+    """Processes of which each has as many cores of its own as it has threads, and a cache of its own, where that is
+    said."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -101,6 +103,7 @@ def start(ranks: int, *arguments: str, threads: int = 0) -> Started:
     for rank in range(ranks):
         own = cores[rank * threads : (rank + 1) * threads] if len(cores) >= ranks * threads > 0 else cores
         about = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        about |= {} if caches is None else {"TILEWRIGHT_CACHE": str(caches / f"rank_{rank}")}
         command = [sys.executable, "-m", "bench.ranks", *arguments]
         found.append(subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                       env={**os.environ, **about, "OMP_NUM_THREADS": "1"}))  # fmt: skip
@@ -139,7 +142,8 @@ def work(model: Path, mesh: str, parts: int, target: str, threads: int, effort: 
     times = [_timed(lambda: compiled.run(inputs)) for _ in range(_RUNS)]
     row = {"compile_s": compile_s, "ms": 1e3 * statistics.median(times), "weights": 0, "explained": ""}
     if together:
-        row |= {"weights": compiled.weights, "explained": compiled.explain(), **_turns(compiled, inputs)}
+        row |= {"weights": compiled.weights, "explained": compiled.explain(), "by": compiled.on_devices}
+        row |= _turns(compiled, inputs)
     if not together or compiled.rank == 0:
         np.savez(results, **found)
     tell("row", row)
@@ -191,16 +195,25 @@ def exchanges(rows: Sequence[Mapping[str, Any]], link: Mapping[str, float]) -> l
     return found
 
 
-def measured_link(ranks: int, threads: int) -> dict[str, Any]:
-    rows = told(start(ranks, "links", threads=threads).outputs(_LIMIT), "row")
-    return next(row for row in rows if row)["links"][0]  # type: ignore[no-any-return]
+def measured_link(ranks: int, threads: int, caches: Path) -> dict[str, Any]:
+    """The link, after the cores of all ranks were measured at a time."""
+    rows = told(start(ranks, "links", threads=threads, caches=caches).outputs(_LIMIT), "row")
+    return next((row for row in rows if row), {"links": [{}]})["links"][0]  # type: ignore[no-any-return]
 
 
 def tell_links() -> None:
     from tilewright.distributed.links import described_links
-    from tilewright.target import machine
+    from tilewright.options import Options
+    from tilewright.runtime.ranks import Ranks
+    from tilewright.target import this_cpu
+    from tilewright.target.kept import measured
 
-    tell("row", described_links(_TIMEOUT * 12, machine("cpu")) or {})
+    options = Options.from_environment()
+    ranks = Ranks.join(_LIMIT)
+    ranks.wait("measuring cores")
+    device = measured(this_cpu(), options.cache_dir, options.compiler, anew=True)
+    ranks.wait("measuring links")
+    tell("row", (described_links(_LIMIT, device) if ranks.size > 1 else None) or {})
 
 
 def _timed(call: Callable[[], object]) -> float:
@@ -222,8 +235,8 @@ def compare(asked: argparse.Namespace) -> None:
     print("| model | ranks | mesh | parts | error | weights x n | predicted ms | measured ms | one process ms | "
           "computed | exchanged | compile s |")  # fmt: skip
     print("|---|---:|---|---:|---:|---:|---:|---:|---:|---|---|---:|", flush=True)
-    links = {count: measured_link(count, threads) if count > 1 else {} for count in asked.ranks}
     with tempfile.TemporaryDirectory() as place:
+        links = {count: measured_link(count, threads, Path(place)) for count in sorted(asked.ranks)}
         for name in asked.models:
             path = Path(place) / f"{name}.onnx"
             export(name, asked.size, path)
@@ -244,6 +257,7 @@ def compare(asked: argparse.Namespace) -> None:
                 predicted = _predicted(rows[0]["explained"])
                 computed = [row["computed"] / row["predicted"] for row in rows if row["predicted"]]
                 passed = [b / a for a, b in exchanges(rows, links[count])] if count > 1 else []
+                mesh += " (NCCL)" if rows[0]["by"] else ""
                 print(f"| {name} | {count} | {mesh} | {parts} | {wrong:.1e} | {share:.2f} | {predicted:.3g} | "
                       f"{rows[0]['ms']:.3g} | {alone['ms']:.3g} | {_ratios(computed)} | {_ratios(passed)} | "
                       f"{max(row['compile_s'] for row in rows):.0f} |", flush=True)  # fmt: skip
@@ -258,7 +272,8 @@ def _ratios(found: Sequence[float]) -> str:
 
 def _started(count: int, path: Path, mesh: str, parts: int, results: Path, asked: argparse.Namespace) -> Started:
     about = [asked.target, str(asked.threads), asked.effort, str(results)]
-    return start(count, "work", str(path), mesh, str(parts), *about, threads=asked.threads)
+    caches = results.parent
+    return start(count, "work", str(path), mesh, str(parts), *about, threads=asked.threads, caches=caches)
 
 
 def _predicted(text: str) -> float:

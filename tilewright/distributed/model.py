@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,8 @@ from tilewright.distributed.turns import Turn, Verb, turns
 from tilewright.errors import ToolError
 from tilewright.ir.forms.loops import Call
 from tilewright.options import Options
+from tilewright.runtime.cuda_device import identity
+from tilewright.runtime.device_arrays import expected
 from tilewright.runtime.ranks import Passing, RankError, Ranks
 from tilewright.transform.spmd import Transfer
 
@@ -40,6 +42,9 @@ class RankedModel(NotPickled):
         self._moves = tuple(step if isinstance(step, Transfer) else None for step in self.steps)
         self._last = _last_uses(self.steps, about.results)
         self._timed: list[Timed] | None = None  # where a run is timed
+        self._callers = {n: each for n, step in enumerate(self.steps) if (each := _caller(step)) is not None}
+        segments = [step for step in self.steps if isinstance(step, Compiled)]
+        self._there = ranks.on_devices(identity() if len(self._callers) == len(segments) > 0 else b"")
 
     @property
     def rank(self) -> int:
@@ -57,6 +62,11 @@ class RankedModel(NotPickled):
     @property
     def outputs(self) -> tuple[Port, ...]:
         return tuple(each.port for each in self.about.outputs)
+
+    @property
+    def on_devices(self) -> bool:
+        """Whether what the ranks of a stage exchange stays on GPUs of their own."""
+        return self._there is not None
 
     @property
     def can_run(self) -> bool:
@@ -83,7 +93,7 @@ class RankedModel(NotPickled):
                 whole[each.array] = np.ascontiguousarray(convert(array, port.name, port.dtype, port.shape))
         try:
             wanted = [(each.array, each.port.shape, each.port.dtype) for each in self.about.inputs]
-            self._ranks.share(whole, wanted)
+            self._ranks.share(whole, wanted, self._there)
             values = [self._part(whole, part) for part in range(self.about.parts)]
             self._run(values)
         except RankError as error:
@@ -127,19 +137,21 @@ class RankedModel(NotPickled):
 
     def _part(self, whole: Mapping[str, Array], part: int) -> dict[str, Array]:
         """The inputs of one part of the batch."""
-        found: dict[str, Array] = dict(self.about.fixed)
+        found: dict[str, Any] = dict(self.about.fixed)
         for each in self.about.inputs:
             array = whole[each.array]
             if each.dim is not None:
                 size = array.shape[each.dim] // self.about.parts
                 array = array[(slice(None),) * each.dim + (slice(part * size, (part + 1) * size),)]
-            found[each.array] = np.ascontiguousarray(array)
+            found[each.array] = np.ascontiguousarray(array) if self._there is None else array.contiguous()
         return found
 
     def _joined(self, number: int, values: Sequence[Mapping[str, Array]]) -> Array:
         """An output of all parts."""
         each = self.about.outputs[number]
         found = [part[each.array] for part in values]
+        if self._there is not None:
+            found = [each if isinstance(each, np.ndarray) else self._there.fetched(each) for each in found]
         return found[0] if each.dim is None else np.concatenate(found, each.dim)
 
     def _run(self, values: Sequence[dict[str, Array]]) -> None:
@@ -151,23 +163,37 @@ class RankedModel(NotPickled):
             if move is None:
                 self._compute(turn.step, here)
             elif turn.verb is Verb.BEGIN:
-                under_way[turn.step, turn.part] = self._ranks.begin(move, here, name)
+                under_way[turn.step, turn.part] = self._ranks.begin(move, self._sent(move, here), name)
             elif turn.verb is Verb.FINISH:
                 self._ranks.finish(under_way.pop((turn.step, turn.part)), here, name)
+                if self._there is not None and move.takes:
+                    here[move.target] = self._there.brought(here[move.target])
             else:
-                self._ranks.move(move, here, name)
+                self._ranks.move(move, here, name, self._there)
             if self._timed is not None:
                 self._timed.append(Timed(turn, begin, time.perf_counter()))
             if turn.verb is not Verb.BEGIN:
                 for gone in self._last.get(turn.step, ()):
                     here.pop(gone, None)
 
-    def _compute(self, number: int, values: dict[str, Array]) -> None:
+    def _sent(self, move: Transfer, values: Mapping[str, Any]) -> Mapping[str, Array]:
+        """What goes from stage to stage does so by the host, while computing goes on: on a device, what is waited for
+        first would keep back all that is sent later."""
+        if self._there is None or not move.sends:
+            return values
+        return {move.source: self._there.fetched(values[move.source])}
+
+    def _compute(self, number: int, values: dict[str, Any]) -> None:
         step = self.steps[number]
         assert isinstance(step, Compiled)
+        if self._there is not None and step.takes:
+            found = self._callers[number]([values[name] for name in step.takes])
+            values.update({name: tensor for (name, _, _), tensor in zip(step.gives, found, strict=True)})
+            return
         outputs = [np.empty(shape, dtype) for _, shape, dtype in step.gives]
         step.artifact.runner.run([values[name] for name in step.takes], outputs)
-        values.update({name: array for (name, _, _), array in zip(step.gives, outputs, strict=True)})
+        own = outputs if self._there is None else list(map(self._there.brought, outputs))
+        values.update({name: array for (name, _, _), array in zip(step.gives, own, strict=True)})
 
     def _name(self, number: int, part: int) -> str:
         """An exchange, for people: behind which segment it is."""
@@ -178,6 +204,16 @@ class RankedModel(NotPickled):
         over = f" over {move.axis}" if move.axis else ""
         batch = f", part {part} of the batch" if self.about.parts > 1 else ""
         return f"after segment {segment}{batch}: {move.kind} of '{move.source}'{over}"
+
+
+def _caller(step: Compiled | Transfer) -> Callable[[Sequence[Any]], Any] | None:
+    """A segment on arrays that lie on a GPU, where it runs on one."""
+    if not isinstance(step, Compiled) or not hasattr(step.artifact.runner, "device_caller"):
+        return None
+    takes = [expected(f"'{name}'", dtype.numpy, shape) for name, dtype, shape in step.artifact.inputs]
+    gives = [expected(f"'{name}'", dtype, shape) for name, shape, dtype in step.gives]
+    call: Callable[[Sequence[Any]], Any] = step.artifact.runner.device_caller(takes, gives, lambda value, _: value)
+    return call
 
 
 def _last_uses(steps: Sequence[Compiled | Transfer], kept: frozenset[str]) -> dict[int, list[str]]:

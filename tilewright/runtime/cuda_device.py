@@ -96,6 +96,11 @@ def open_device(index: int) -> Any:
     return device
 
 
+def identity(index: int = 0) -> bytes:
+    """By which a GPU is told from all others, of other computers too."""
+    return str(open_device(index).uuid).encode()
+
+
 def check(result: tuple[Any, ...]) -> tuple[Any, ...]:
     """What a call of the driver gave beside its status."""
     if result[0]:

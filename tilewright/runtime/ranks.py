@@ -2,6 +2,9 @@
 
 The only place that imports torch.distributed. Every wait has an end: what a rank waits for longer than `timeout`, or a
 rank that is no more, is a RankError that says which step of which rank it was.
+
+Arrays of the host pass by gloo. Where every rank has a GPU of its own, what the ranks of a stage exchange stays there
+and passes by NCCL.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Slices = tuple[slice, ...]
 
+_IDENTITY = 64  # bytes by which a GPU is told from others
 _STARTING = 60.0  # seconds that a rank may start later than others
 _COMPILING = 3600.0  # seconds that a rank may compile while others are done
 _REDUCED = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
@@ -57,10 +61,72 @@ class Passing:
     """An exchange that was begun: where what comes is put together, and what is under way until then."""
 
     move: Move
-    found: Array | None
-    came: Mapping[int, Array]  # by rank
+    found: Any
+    came: Mapping[int, Any]  # by rank
     works: Sequence[Any]
-    kept: Sequence[Array]  # arrays that are read while they are sent
+    kept: Sequence[Any]  # arrays that are read while they are sent
+
+
+class _OnHost:
+    """Arrays of NumPy, and how they are handed to torch.distributed."""
+
+    group: Any = None
+
+    def __init__(self, torch: Any, distributed: Any) -> None:
+        self._torch, self._distributed = torch, distributed
+
+    def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
+        return np.empty(shape, dtype)
+
+    def whole(self, array: Any) -> Any:
+        return np.ascontiguousarray(array)
+
+    def bytes(self, array: Any) -> Any:
+        return self._torch.from_numpy(array.reshape(-1).view(np.uint8))
+
+    def reduced(self, operator: str, one: Any, other: Any) -> Any:
+        return _REDUCED[operator](one, other)
+
+    def started(self, sends: Mapping[int, Any], takes: Mapping[int, Any]) -> list[Any]:
+        works = [self._distributed.isend(self.bytes(part), peer) for peer, part in sends.items()]
+        return works + [self._distributed.irecv(self.bytes(array), peer) for peer, array in takes.items()]
+
+
+class OnDevice(_OnHost):
+    """The same of tensors on this rank's GPU, in the order of the stream that is current there."""
+
+    def __init__(self, torch: Any, distributed: Any, group: Any, device: str = "cuda") -> None:
+        super().__init__(torch, distributed)
+        self.group, self._device = group, device
+
+    def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
+        form = self._torch.from_numpy(np.empty(0, dtype)).dtype
+        return self._torch.empty(tuple(shape), dtype=form, device=self._device)
+
+    def whole(self, array: Any) -> Any:
+        return array.contiguous()
+
+    def bytes(self, array: Any) -> Any:
+        return array.reshape(-1).view(self._torch.uint8)
+
+    def reduced(self, operator: str, one: Any, other: Any) -> Any:
+        named = {"add": "add", "mul": "mul", "max": "maximum", "min": "minimum"}
+        return getattr(self._torch, named[operator])(one, other)
+
+    def started(self, sends: Mapping[int, Any], takes: Mapping[int, Any]) -> list[Any]:
+        """All at a time: NCCL does them in turn otherwise, and two that send first wait for each other for ever."""
+        about = [(self._distributed.isend, self.bytes(part), peer) for peer, part in sends.items()]
+        about += [(self._distributed.irecv, self.bytes(array), peer) for peer, array in takes.items()]
+        ways = [self._distributed.P2POp(*each, group=self.group) for each in about]
+        return list(self._distributed.batch_isend_irecv(ways)) if ways else []
+
+    def brought(self, array: Array) -> Any:
+        """An array of the host."""
+        return self._torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+    def fetched(self, tensor: Any) -> Array:
+        found: Array = tensor.cpu().numpy()
+        return found
 
 
 class Ranks:
@@ -70,6 +136,20 @@ class Ranks:
         self._distributed, self._torch, self.timeout = distributed, torch, timeout
         self.rank: int = distributed.get_rank()
         self.size: int = distributed.get_world_size()
+        self._host = _OnHost(torch, distributed)
+
+    def on_devices(self, gpu: bytes) -> OnDevice | None:
+        """How arrays pass between GPUs, where every rank has one of its own, told by its identity; empty for none."""
+        mine = np.frombuffer(gpu.ljust(_IDENTITY, b"\0")[:_IDENTITY], np.uint8).copy()
+        found = [each.tobytes() for each in self._gathered(mine, "comparing devices")]
+        is_own = all(any(each) for each in found) and len(set(found)) == self.size
+        if not is_own or not self._distributed.is_nccl_available():
+            return None
+        try:
+            group = self._distributed.new_group(backend="nccl", timeout=timedelta(seconds=self.timeout))
+        except RuntimeError as error:
+            raise self._lost("joining devices", error) from error
+        return OnDevice(self._torch, self._distributed, group)
 
     @staticmethod
     def join(timeout: float = 60.0) -> Ranks:
@@ -95,16 +175,20 @@ class Ranks:
     def same(self, digest: bytes, what: str) -> None:
         """Whether all ranks are about to run the same: a mistake is told on each of them, before anything else is
         exchanged, which would end the process where sizes differ."""
-        mine = np.frombuffer(digest, np.uint8).copy()
+        found = self._gathered(np.frombuffer(digest, np.uint8).copy(), "comparing models")
+        others = [rank for rank, each in enumerate(found) if each.tobytes() != found[0].tobytes()]
+        if others:
+            names = ", ".join(map(str, others))
+            raise RankError(f"rank {names} has another {what} than rank 0: give every rank the same model and options")
+
+    def _gathered(self, mine: Array, step: str) -> list[Array]:
+        """What every rank has, in their order."""
         found = [self._torch.empty(len(mine), dtype=self._torch.uint8) for _ in range(self.size)]
         try:
             self._distributed.all_gather(found, self._torch.from_numpy(mine))
         except RuntimeError as error:
-            raise self._lost("comparing models", error) from error
-        others = [rank for rank, each in enumerate(found) if each.numpy().tobytes() != found[0].numpy().tobytes()]
-        if others:
-            names = ", ".join(map(str, others))
-            raise RankError(f"rank {names} has another {what} than rank 0: give every rank the same model and options")
+            raise self._lost(step, error) from error
+        return [each.numpy() for each in found]
 
     def wait(self, step: str) -> None:
         """Until all ranks are here, who may have been compiling for long; one that is gone is told at once."""
@@ -127,51 +211,59 @@ class Ranks:
             raise self._lost("the plan", error) from error
         return data.tobytes().decode()
 
-    def share(self, values: dict[str, Array], wanted: Sequence[tuple[str, tuple[int, ...], np.dtype[Any]]]) -> None:
-        """Arrays that rank 0 has, to all."""
+    def share(
+        self, values: dict[str, Any], wanted: Sequence[tuple[str, tuple[int, ...], np.dtype[Any]]],
+        there: OnDevice | None = None,
+    ) -> None:  # fmt: skip
+        """Arrays that rank 0 has, to all: on the host, or on their devices."""
         for name, shape, dtype in wanted:
-            array = np.ascontiguousarray(values[name]) if self.rank == 0 else np.empty(shape, dtype)
+            own = there or self._host
+            if self.rank:
+                array = own.empty(shape, dtype)
+            else:
+                array = self._host.whole(values[name]) if there is None else there.brought(values[name])
             try:
-                self._distributed.broadcast(self._bytes(array), 0)
+                self._distributed.broadcast(own.bytes(array), 0, group=own.group)
             except RuntimeError as error:
                 raise self._lost(f"input '{name}'", error) from error
             values[name] = array
 
-    def move(self, move: Move, values: dict[str, Array], step: str) -> None:
-        """Do one exchange; `step` names it in errors."""
+    def move(self, move: Move, values: dict[str, Any], step: str, there: OnDevice | None = None) -> None:
+        """Do one exchange of arrays on the host, or on devices; `step` names it in errors."""
+        own = there or self._host
         try:
             if move.kind == "all-reduce":
-                values[move.target] = self._all_reduce(values[move.source], move)
+                values[move.target] = self._all_reduce(values[move.source], move, own)
             else:
-                self._finished(self._begun(move, values), values)
+                self._finished(self._begun(move, values, own), values, own)
         except RuntimeError as error:
             raise self._lost(step, error) from error
 
     def begin(self, move: Move, values: Mapping[str, Array], step: str) -> Passing:
         """Start to send and to take what an exchange says; the arrays that are sent may not change until it ends."""
         try:
-            return self._begun(move, values)
+            return self._begun(move, values, self._host)
         except RuntimeError as error:
             raise self._lost(step, error) from error
 
     def finish(self, passing: Passing, values: dict[str, Array], step: str) -> None:
         """Wait for an exchange that was begun, and put what came where it belongs."""
         try:
-            self._finished(passing, values)
+            self._finished(passing, values, self._host)
         except RuntimeError as error:
             raise self._lost(step, error) from error
 
-    def _begun(self, move: Move, values: Mapping[str, Array]) -> Passing:
+    def _begun(self, move: Move, values: Mapping[str, Any], own: _OnHost) -> Passing:
         parts = {peer: values[move.source][place] for peer, place in move.sends}
-        found = np.empty(move.shape, move.dtype) if move.takes else None
-        came: dict[int, Array] = {}
+        found = own.empty(move.shape, move.dtype) if move.takes else None
+        came: dict[int, Any] = {}
         for peer, place in move.takes:
             assert found is not None
             if peer != self.rank:
-                came[peer] = np.empty(found[place].shape, move.dtype)
-        return Passing(move, found, came, *self._started(parts, came))
+                came[peer] = own.empty(found[place].shape, move.dtype)
+        return Passing(move, found, came, *self._started(parts, came, own))
 
-    def _finished(self, passing: Passing, values: dict[str, Array]) -> None:
+    def _finished(self, passing: Passing, values: dict[str, Any], own: _OnHost) -> None:
         self._wait(passing.works)
         move, found = passing.move, passing.found
         if found is None:
@@ -181,49 +273,44 @@ class Ranks:
             if move.operator is None or number == 0:
                 found[place] = part
             else:
-                found[place] = _REDUCED[move.operator](found[place], part)
+                found[place] = own.reduced(move.operator, found[place], part)
         values[move.target] = found
 
-    def _all_reduce(self, array: Array, move: Move) -> Array:
+    def _all_reduce(self, array: Any, move: Move, own: _OnHost) -> Any:
         """Every rank adds up a part of all terms, in the order of the ranks, and tells the others."""
-        flat = np.ascontiguousarray(array).reshape(-1)
+        flat = own.whole(array).reshape(-1)
         peers = list(move.peers)
         bounds = [len(flat) * i // len(peers) for i in range(len(peers) + 1)]
         part = {peer: slice(bounds[i], bounds[i + 1]) for i, peer in enumerate(peers)}
         mine = part[self.rank]
         others = [peer for peer in peers if peer != self.rank]
-        terms = {peer: np.empty(mine.stop - mine.start, flat.dtype) for peer in others}
-        self._pass({peer: flat[part[peer]] for peer in others}, terms)
+        terms = {peer: own.empty((mine.stop - mine.start,), move.dtype) for peer in others}
+        self._pass({peer: flat[part[peer]] for peer in others}, terms, own)
         terms[self.rank] = flat[mine]
         total = terms[peers[0]]
         for peer in peers[1:]:
-            total = _REDUCED[move.operator or "add"](total, terms[peer])
-        result = np.empty_like(flat)
+            total = own.reduced(move.operator or "add", total, terms[peer])
+        result = own.empty((len(flat),), move.dtype)
         result[mine] = total
-        sums = {peer: np.empty(part[peer].stop - part[peer].start, flat.dtype) for peer in others}
-        self._pass(dict.fromkeys(others, total), sums)
+        sums = {peer: own.empty((part[peer].stop - part[peer].start,), move.dtype) for peer in others}
+        self._pass(dict.fromkeys(others, total), sums, own)
         for peer in others:
             result[part[peer]] = sums[peer]
         return result.reshape(array.shape)
 
-    def _pass(self, sends: Mapping[int, Array], takes: Mapping[int, Array]) -> None:
+    def _pass(self, sends: Mapping[int, Any], takes: Mapping[int, Any], own: _OnHost) -> None:
         """Send to some and fill arrays from others, all at once; nothing is left under way."""
-        works, _ = self._started(sends, takes)
+        works, _ = self._started(sends, takes, own)
         self._wait(works)
 
-    def _started(self, sends: Mapping[int, Array], takes: Mapping[int, Array]) -> tuple[list[Any], list[Array]]:
+    def _started(self, sends: Mapping[int, Any], takes: Mapping[int, Any], own: _OnHost) -> tuple[list[Any], list[Any]]:
         """What is under way, and the arrays that have to stay for it."""
-        kept = {peer: np.ascontiguousarray(part) for peer, part in sends.items() if part.size}
-        works = [self._distributed.isend(self._bytes(part), peer) for peer, part in kept.items()]
-        works += [self._distributed.irecv(self._bytes(a), peer) for peer, a in takes.items() if a.size]
-        return works, list(kept.values())
+        kept = {peer: own.whole(part) for peer, part in sends.items() if 0 not in part.shape}
+        return own.started(kept, {peer: a for peer, a in takes.items() if 0 not in a.shape}), list(kept.values())
 
     def _wait(self, works: Sequence[Any]) -> None:
         for work in works:
             work.wait(timedelta(seconds=self.timeout))
-
-    def _bytes(self, array: Array) -> Any:
-        return self._torch.from_numpy(array.reshape(-1).view(np.uint8))
 
     def _lost(self, step: str, error: RuntimeError) -> RankError:
         return RankError(f"rank {self.rank}, {step}: another rank is gone or did not answer within {self.timeout:g} s "
