@@ -109,7 +109,8 @@ class _Room:
             check(self._driver.cuEventDestroy(event))
         for stream in self.streams.values():
             check(self._driver.cuStreamDestroy(stream))
-        for memory in (self.arena, *self.takes, *self.gives, self.pinned):
+        held: list[DeviceMemory | HostMemory] = [self.arena, *self.takes, *self.gives, self.pinned]
+        for memory in held:
             memory.close()
 
 
