@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from tests.cpu_stages import model_of
 from tests.gpu_stages import compiled, on_emulator, random_inputs
@@ -14,6 +15,8 @@ from tilewright.backend.gpu.maps.packets import chosen_places
 from tilewright.backend.gpu.matrix.cost import Product, fragments_for
 from tilewright.backend.gpu.matrix.plan import of_equal_warps
 from tilewright.backend.gpu.threads.nest import quick_erf
+from tilewright.compiler.pipeline import build
+from tilewright.frontend.onnx.model import load
 from tilewright.ir.analysis.simplify import simplify
 from tilewright.ir.forms.compute import Reduce, plain_monoid
 from tilewright.ir.forms.dtypes import float16, float32
@@ -21,10 +24,11 @@ from tilewright.ir.forms.expr import Axis, Load, cast, const, is_op, lt, op, sel
 from tilewright.ir.forms.expr import load as element
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.ir.meaning.interpret import evaluate
+from tilewright.options import Options
 from tilewright.target import machine
 from tilewright.tile_graph.algebra.nest import build_nest
 from tilewright.tile_graph.algebra.propagate import Range, whole
-from tilewright.tile_graph.plan.form import Leaf
+from tilewright.tile_graph.plan.form import Leaf, Tile
 
 
 def product(rows: int, columns: int, work: int) -> Product:
@@ -115,3 +119,26 @@ def test_windows_cost_the_lines_that_threads_touch() -> None:
         box = (whole(1), Range(const(0), channels, 144), whole(56), whole(56))
         slots.append(_step_cost(nest, leaf, {j: 4}, 8, box, machine("h200"))[0])
     assert slots[0] > 1.5 * slots[1] and slots[1] == slots[2]
+
+
+def test_what_runs_beside_a_product_has_its_threads() -> None:
+    """Channels are weighed by two small products before they are multiplied on tensor cores: in one kernel its block
+    has enough threads for all, or they are kernels of their own."""
+    make, known = helper.make_node, numpy_helper.from_array
+    nodes = [make("Conv", ["s", "a"], ["b"]), make("Sigmoid", ["b"], ["c"]), make("Mul", ["b", "c"], ["d"]),
+             make("Conv", ["d", "e"], ["f"]), make("Sigmoid", ["f"], ["g"]), make("Mul", ["x", "g"], ["h"]),
+             make("Conv", ["h", "w"], ["y"])]  # fmt: skip
+    sizes = {"a": (10, 240, 1, 1), "e": (240, 10, 1, 1), "w": (80, 240, 1, 1)}
+    rng = np.random.default_rng(0)
+    initial = [known((rng.standard_normal(size) / 16).astype(np.float32), name) for name, size in sizes.items()]
+    given = [helper.make_tensor_value_info(n, TensorProto.FLOAT, (1, 240, side, side))
+             for n, side in (("x", 14), ("s", 1))]  # fmt: skip
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, 80, 14, 14))
+    model = helper.make_model(helper.make_graph(nodes, "weighed", given, [result], initial),
+                              opset_imports=[helper.make_opsetid("", 17)], ir_version=8)  # fmt: skip
+    plan = build(load(model, {}), machine("h200"), Options(target="cuda", precision="float16", stop_after="plan")).plan
+    assert plan is not None
+    for kernel in plan.kernels:
+        (lanes,) = [t.count for t in kernel.body if isinstance(t, Tile) and t.over == "lanes"]
+        if any(leaf.instruction for leaf in kernel.leaves) and any(leaf.core == "f" for leaf in kernel.leaves):
+            assert lanes >= 128

@@ -93,6 +93,8 @@ def choose_gpu_tile(
         -(-np.maximum.reduce([np.broadcast_to(w, tiles.shape) for w in work]) // target.warp) * target.warp,
         target.warp, MOST_THREADS,
     )
+    if products:  # a block has as many threads as its products take, whatever runs beside them
+        threads = next(iter(products.values())).threads
     lanes = target.fma_rate / target.clock  # multiply-adds a multiprocessor issues in a cycle
     near = target.beyond_local.bandwidth / target.clock
     issue: Size = np.zeros(len(candidates))
