@@ -314,10 +314,10 @@ class Builder:
     def read(self, tensor: Tensor, indices: Sequence[ExprLike]) -> Expr:
         """An element by broadcasting: indices align at the right, axes of extent 1 are read at 0.
 
-        A constant of one element is read as a literal.
+        A constant of one element is read as a literal, one whose recipe is kept by its name.
         """
         value = self.constants.get(tensor)
-        if value is not None and value.size == 1:
+        if value is not None and value.size == 1 and tensor not in self.recipes:
             return literal(value.reshape(()), tensor.dtype)
         taken = tuple(indices)[len(indices) - tensor.rank :]
         return load(tensor, tuple(0 if n == 1 else i for n, i in zip(tensor.shape, taken, strict=True)))

@@ -35,6 +35,7 @@ from tilewright.ir.forms.expr import (
 )
 from tilewright.ir.forms.graph import NUMBERS, Form, Graph, Part, Room, Value, filled
 from tilewright.ir.forms.tensor import Tensor
+from tilewright.ops.builder import literal
 
 _MOST_ELEMENTS = 1 << 12  # of a constant whose elements follow from run-time numbers
 _MOST_WHOLE = 1 << 24  # so far every whole number is one of float32
@@ -316,6 +317,19 @@ class _Merger:
         below = cast(self._value(form_of(counts, self._samples)), dtype)
         return op("div", const(1.0, dtype), below)
 
+    def _one_element(self, sources: Sequence[Tensor]) -> Expr | None:
+        """Constants of one element as a literal, or as what stands for one; None where nothing does."""
+        arrays = [f.constants.get(t) for f, t in zip(self._found, sources, strict=True)]
+        known = [literal(a.reshape(()), sources[0].dtype) for a in arrays if a is not None and a.size == 1]
+        if len(known) < len(arrays):
+            return None
+        if all(k is known[0] for k in known):
+            return known[0]
+        try:
+            return self._literal([k.value for k in known], known[0].dtype)
+        except UnevenError:
+            return None
+
     # expressions
 
     def _expr(self, roots: tuple[Expr, ...]) -> Expr:
@@ -346,6 +360,9 @@ class _Merger:
                 raise UnevenError("the operators use other axes for other values")
             return var(self._made[first.axis][0])
         if isinstance(first, Load):
+            one = self._one_element([n.source for n in nodes])  # type: ignore[attr-defined]
+            if one is not None:
+                return one
             source = self._known(tuple(n.source for n in nodes))  # type: ignore[attr-defined]
             return load(source, [
                 made if self._is_inside(index, made, form) else _inside(made, fixed(n))

@@ -144,6 +144,14 @@ def test_one_program_for_all_numbers(name: str) -> None:
         check(graph, (number, *(10 + number % 3 for _ in rooms[1:])))
 
 
+def test_beside_a_single_row_one_program_has_all_numbers_too() -> None:
+    """What is looked up in a table is then one element, another one for each number."""
+    nodes, inputs, constants = CASES["a mask and places of both numbers"]
+    graph = open_graph(nodes, inputs, (Room(1, 1), Room(2, 19)), **constants)
+    for number in (2, 7, 18, 19):
+        check(graph, (1, number))
+
+
 @pytest.mark.parametrize(
     ("nodes", "inputs", "constants"),
     [
