@@ -135,7 +135,7 @@ class RankedModel(NotPickled):
 
     # --- one run
 
-    def _part(self, whole: Mapping[str, Array], part: int) -> dict[str, Array]:
+    def _part(self, whole: Mapping[str, Any], part: int) -> dict[str, Any]:
         """The inputs of one part of the batch."""
         found: dict[str, Any] = dict(self.about.fixed)
         for each in self.about.inputs:
