@@ -233,3 +233,16 @@ def test_boxes_that_seldom_begin_with_a_packet_do_without() -> None:
     assert plan.kernels[0].tiles >= machine("h200").units
     long = build(load(chain((8192, 1023), HALF, (8192, 1023)), {}), machine("h200"), options).plan
     assert long is not None and "flat" in plan_text(long)
+
+
+def test_several_warps_share_long_sums_whichever_way_they_lie() -> None:
+    """Columns of 3136 rows, whose neighbours in memory are other columns, as in a pool of channels that lie last."""
+    model = graph([("ReduceMean", ["x"], "y", {"axes": [0], "keepdims": 0})], [("x", (3136, 8))], [("y", (8,))],
+                  dict.fromkeys("xy", HALF))  # fmt: skip
+    artifact = build(load(model), machine("cuda-emulated"), Options(target="cuda-emulated", stop_after="loops"))
+    assert artifact.plan is not None and artifact.program is not None
+    (leaf,) = artifact.plan.kernels[0].leaves
+    assert leaf.split > machine("cuda-emulated").warp and leaf.vector == "o0"
+    inputs = random_inputs(artifact)
+    (found,) = on_loops(artifact, inputs).values()
+    np.testing.assert_allclose(found, evaluate(artifact.program, inputs)["y"], atol=1e-3)

@@ -130,7 +130,7 @@ class GpuNest:
         thread = var(self.thread)
         if split == 1:
             return thread, const(0)
-        if self.along_reduction:
+        if self.along_reduction or split > self.warp:
             return simplify(thread // split), simplify(thread % split)
         # neighbours walk the outputs; the shares of one position are spread over the warp
         near = self.warp // split

@@ -175,13 +175,18 @@ def _split(
         most = warp if run > _SHORT_RUN or points < context.target.units * MOST_THREADS else 1
         while split < most and split * 2 <= length:
             split *= 2
-        # of long rows several warps take one, each thread still with a few packets
-        while warp <= split < MOST_THREADS and length >= split * 2 * _LONG_SHARE:
-            split *= 2
-        return split, inner if split > 1 else fastest
-    while split < warp and split * 4 <= length and points * split * 2 <= context.target.units * MOST_THREADS:
+        return _of_warps(split, length, warp), inner if split > 1 else fastest
+    busy = context.target.units * MOST_THREADS
+    while split < warp and split * 4 <= length and points * split * 2 <= busy:
         split *= 2
-    return split, fastest
+    return _of_warps(split, min(length, busy // max(1, points) * _LONG_SHARE), warp), fastest
+
+
+def _of_warps(split: int, length: int, warp: int) -> int:
+    """Of long reductions several warps take one, each thread still with a few packets."""
+    while warp <= split < MOST_THREADS and length >= split * 2 * _LONG_SHARE:
+        split *= 2
+    return split
 
 
 def fit_register(plan: Leaf, nest: Nest, sizes: Mapping[Axis, Size]) -> dict[Axis, Size]:
