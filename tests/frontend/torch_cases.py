@@ -181,6 +181,7 @@ MASK = t(2, 1, 7, 9, dtype=B, seed=5)
 CLOSED = MASK.clone()
 CLOSED[0, 0, 3] = False
 LAYERS = [
+    case("_weight_int8pack_mm.default", t(3, 32), torch.arange(-64, 64, dtype=torch.int8).reshape(4, 32), t(4)),
     case("_grouped_mm.default", t(9, 8), t(3, 8, 4), torch.tensor([2, 2, 9], dtype=I32)),
     case("_grouped_mm.default", t(2, 8), t(3, 8, 4), torch.tensor([0, 1, 2], dtype=I32)),
     case("mm.default", t(3, 7), t(7, 5)), case("bmm.default", t(2, 3, 7), t(2, 7, 5)),

@@ -57,6 +57,27 @@ def by_channel(rows: int, depth: int, columns: int) -> ModelProto:
     return model(nodes, (rows,), depth, columns, known)
 
 
+def step_by_step(rows: int, depth: int, columns: int, block: int, lowest: int, turned: bool = False) -> ModelProto:
+    """half(code) - zero, times a scale, in 16 bits each, by blocks of the sum: as modules of PyTorch unpack weights."""
+    shape = (columns, depth // block, block)
+    one_each = (*shape[:2], 1)
+    known = {"w": _RNG.integers(lowest, lowest + 16, shape).astype(np.int8), "s": scales(*one_each),
+             "z": _RNG.integers(-8, 8, one_each).astype(np.float16), "whole": np.array([columns, depth])}  # fmt: skip
+    make = helper.make_node
+    nodes = [make("Cast", ["w"], ["halves"], to=HALF), make("Sub", ["halves", "z"], ["less"]),
+             make("Mul", ["less", "s"], ["scaled"]), make("Reshape", ["scaled", "whole"], ["v"]),
+             *([make("Transpose", ["v"], ["t"]), make("MatMul", ["x", "t"], ["y"])] if turned
+               else [make("Gemm", ["x", "v"], ["y"], transB=1)])]  # fmt: skip
+    return model(nodes, (rows,), depth, columns, known)
+
+
+def scaled_behind(rows: int, depth: int, columns: int) -> ModelProto:
+    known = {"w": _RNG.integers(-128, 128, (columns, depth)).astype(np.int8), "s": scales(columns)}
+    nodes = [helper.make_node("Cast", ["w"], ["v"], to=HALF), helper.make_node("Gemm", ["x", "v"], ["p"], transB=1),
+             helper.make_node("Mul", ["p", "s"], ["y"])]  # fmt: skip
+    return model(nodes, (rows,), depth, columns, known)
+
+
 # a model, and bytes of its weights' codes
 CASES: Mapping[str, tuple[ModelProto, int]] = {
     "one_row": (blocked((1,), 256, 48, 4, 32), 256 * 48 // 2),
@@ -64,6 +85,8 @@ CASES: Mapping[str, tuple[ModelProto, int]] = {
     "bytes": (blocked((1,), 256, 40, 8, 32), 256 * 40),
     "bytes_and_zeros": (blocked((1,), 512, 40, 8, 16, zeros=True), 512 * 40),
     "by_channel": (by_channel(1, 512, 56), 512 * 56),
+    "steps": (step_by_step(1, 256, 40, 32, -8), 256 * 40 // 2),
+    "scaled_behind": (scaled_behind(1, 256, 40), 256 * 40),
 }
 # products of several rows, which tensor cores multiply
 ROWS: Mapping[str, tuple[ModelProto, int]] = {
@@ -71,6 +94,7 @@ ROWS: Mapping[str, tuple[ModelProto, int]] = {
     "odd_rows": (blocked((2, 3), 512, 41, 4, 64, zeros=True), 512 * 41 // 2),
     "long_blocks": (blocked((9,), 768, 40, 4, 128), 768 * 40 // 2),
     "many_rows": (blocked((25,), 320, 56, 4, 32), 320 * 56 // 2),
+    "steps_turned": (step_by_step(12, 256, 56, 64, 0, turned=True), 256 * 56 // 2),
 }
 WIDE = {"bytes": blocked((16,), 128, 64, 8, 32), "by_channel": by_channel(12, 96, 56),
         "more_rows": blocked((33,), 128, 64, 4, 32), "odd_sum": blocked((16,), 96, 64, 4, 32)}  # fmt: skip

@@ -35,6 +35,13 @@ def linear(m: Emitter, out: Value, x: Value, weight: Value, bias: Value | None =
     return product if bias is None else m.new("Add", product, bias)
 
 
+@row("aten._weight_int8pack_mm")
+def int8_weights(m: Emitter, out: Value, x: Value, weight: Value, scales: Value) -> Results:
+    """Rows times weights of 8 bits, each column with a scale of its own."""
+    product = m.new("Gemm", x, m.typed(weight, out.dtype), transB=1)
+    return m.new("Mul", product, m.typed(scales, out.dtype))
+
+
 @row("aten._grouped_mm", "transformers.grouped_mm_fallback")
 def grouped_mm(m: Emitter, out: Value, x: Value, weights: Value, ends: Value | None = None, bias: Value | None = None,
                out_dtype: Any = None, **named: Value) -> Results:  # fmt: skip

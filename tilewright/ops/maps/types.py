@@ -36,7 +36,11 @@ def _converted(b: Builder, node: Node, x: Tensor, dtype: DType) -> Tensor:
     round_mode = node.attributes.get("round_mode", "up")
     if round_mode not in _ROUNDINGS:
         raise b.invalid(f"round_mode '{round_mode}' is not known; it is {', '.join(_ROUNDINGS)}")
-    return b.map("", dims(x), lambda *i: convert(b, b.read(x, i), dtype, saturate, round_mode))
+
+    def element(*i: Expr) -> Expr:
+        return convert(b, b.read(x, i), dtype, saturate, round_mode)
+
+    return b.widened_map(x, "", element) if dtype.is_float else b.map("", dims(x), element)
 
 
 _STRING = 8  # ONNX's number of that element type

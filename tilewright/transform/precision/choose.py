@@ -23,7 +23,7 @@ from tilewright.target import Target
 from tilewright.transform.precision.late_factors import apply_factors_late
 from tilewright.transform.quantise.extremes import extremes_of_bytes
 from tilewright.transform.quantise.float8 import multiply_codes
-from tilewright.transform.quantise.packed import keep_packed
+from tilewright.transform.quantise.packed import in_one_step, keep_packed
 from tilewright.transform.quantise.quantise import form_of, use_integers
 from tilewright.transform.quantise.requantise import merge_steps
 from tilewright.transform.storage import Encoding, all_computes, change_storage, converted
@@ -48,7 +48,7 @@ def set_precision(program: Program, target: Target, precision: str | None) -> Pr
     if precision == _CONVOLUTIONS:
         program = use_narrow(program, target, dtypes.tf32, is_convolution)
     if target.kind != "cpu":
-        program = keep_packed(apply_factors_late(program))
+        program = keep_packed(apply_factors_late(in_one_step(program)))
     return _with_guards_outside(program)
 
 

@@ -2,15 +2,15 @@
 
     y[i, n] += x[i, k] · half((code[n, k] - zero[n, k // b]) · scale[n, k // b])
 
-Codes are read off what the Program computes from constants, whatever way it unpacks them, and packed anew: of 16 places
-along the sum eight lie in the lower halves of eight bytes and eight in the upper ones. The sum is walked by blocks b,
-sixteens, halves and places, so that every read is along an axis, and eight neighbours are a packet of every operand.
-Every weight is rounded as the Program says, so results are those of the weights written out.
+Codes are read off what the Program computes from constants, whatever way and in how many steps it unpacks them, and
+packed anew: of 16 places along the sum eight lie in the lower halves of eight bytes and eight in the upper ones. The
+sum is walked by blocks b, sixteens, halves and places, so that every read is along an axis, and eight neighbours are a
+packet of every operand. Every weight is rounded as the Program says, so results are those of the weights written out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -27,6 +27,7 @@ from tilewright.ir.forms.expr import (
     Const,
     Expr,
     Load,
+    Op,
     Var,
     axes_of,
     cast,
@@ -51,6 +52,7 @@ _MOST_ROWS = 32
 _WORD, _LONGEST_PART = 4, 256  # bytes that copies bring at the least, and places of the sum that come at a time
 _LEAST_WEIGHTS = 1 << 12
 _HALF, _SIXTEEN = 8, 16
+_ZEROS = (dtypes.uint8, dtypes.int8)  # of zero points that are taken off on the way to tensor cores
 _RANGES = ((4, 0), (4, -8), (8, 0), (8, -128))  # bits of a code, and the least one
 
 
@@ -74,6 +76,29 @@ class _Product:
     made: Map
     column: Axis
     place: Axis
+
+
+def in_one_step(program: Program) -> Program:
+    """The Program with what is computed from integers among the constants, map by map, computed by one map each."""
+    made: dict[Tensor, Map] = {}
+    computes: list[Compute] = []
+    for compute in program.computes:
+        sources = reads(compute)
+        known = isinstance(compute, Map) and sources and all(t in program.constants or t in made for t in sources)
+        if isinstance(compute, Map) and known and any(t in made or t.dtype.is_int for t in sources):
+            compute = made[compute.output] = replace(compute, value=_through(compute.value, made))
+        computes.append(compute)
+    return without_dead(replace(program, computes=tuple(computes))) if len(made) > 1 else program
+
+
+def _through(value: Expr, made: Mapping[Tensor, Map]) -> Expr:
+    """A value that reads what maps are made of in place of them."""
+    now: dict[Expr, Expr] = {}
+    for read in loads(value):
+        source = made.get(read.source) if isinstance(read.source, Tensor) else None
+        if source is not None:
+            now[read] = substitute(source.value, dict(zip(source.axes, read.indices, strict=True)))
+    return simplify(replace_nodes(value, now)) if now else value
 
 
 def keep_packed(program: Program) -> Program:
@@ -101,7 +126,7 @@ class _Change:
         found = next(((bits, low) for bits, low in _RANGES
                       if low <= int(codes.min()) and int(codes.max()) < low + (1 << bits)), None)  # fmt: skip
         width = _SIXTEEN if found is not None and found[0] == 4 else _HALF
-        if found is None or weights.block % width or not _suits(product, weights, found[0]):
+        if found is None or weights.block % width or not self._suits(product, weights, *found):
             return [compute]
         self.changed = True
         return [self._on_codes(product, weights, codes - found[1], *found)]
@@ -138,9 +163,9 @@ class _Change:
         for tensor in {n.source for n in loads(value)}:
             if not isinstance(tensor, Tensor) or not self._known(tensor):
                 return None
-        if not is_op(value, "cast") or value.args[0].dtype is not dtypes.float32:
+        rounded, value = value, _wide(value)
+        if not self._equal(rounded, cast(value, rounded.dtype), product):
             return None
-        value = value.args[0]
         scale: Expr = const(1.0, dtypes.float32)
         if is_op(value, "mul"):
             value, scale = sorted(value.args, key=lambda x: not _is_whole(x))
@@ -148,6 +173,14 @@ class _Change:
         if not code.dtype.is_int or any(not n.dtype.is_int for n in loads(code)) or product.place not in axes_of(code):
             return None
         return _by_block(code, zero, scale, product.place)
+
+    def _equal(self, rounded: Expr, once: Expr, product: _Product) -> bool:
+        """Whether weights that the Program rounds at every step are the same rounded once, at the end."""
+        if rounded is once:
+            return True
+        axes = (product.column, product.place)
+        one, other = (self._evaluated(value, axes, dtypes.float32) for value in (rounded, once))
+        return np.array_equal(one, other)
 
     def _known(self, tensor: Tensor) -> bool:
         """Whether a tensor is a constant, or folds to one as what only moves constants does."""
@@ -158,6 +191,23 @@ class _Change:
             return False
         self.constants.update(fold(made, self.constants))
         return True
+
+    def _suits(self, product: _Product, weights: _Weights, bits: int, low: int) -> bool:
+        """Whether there is a way to unpack as many rows: one by threads, more on tensor cores."""
+        rows = prod(static(a.extent) or 1 for a in product.compute.axes if a is not product.column)
+        depth = static(product.place.extent) or 0
+        if rows == 1:
+            return True
+        halves = [product.read.dtype, *(n.dtype for n in loads(weights.scale))]
+        if bits != 4 or weights.block == depth or any(dtype is not dtypes.float16 for dtype in halves):
+            return False
+        less = weights.zero - const(float(low), dtypes.float32)
+        zeros = self._evaluated(less, (product.column, product.place), dtypes.float32)
+        if isinstance(weights.scale, Const) or not any(np.array_equal(_converted(zeros, d), zeros) for d in _ZEROS):
+            return False
+        # of a part of the sum scales, two bytes each, and zero points, one byte each, are words
+        part = weights.block * (_WORD // (2 if isinstance(weights.zero, Const) else 1))
+        return weights.block % (2 * _SIXTEEN) == 0 and part <= _LONGEST_PART and depth % part == 0
 
     # --- what is written
 
@@ -178,7 +228,7 @@ class _Change:
             return value
         axes = (product.column,) if blocks is None else (product.column, blocks)
         exact = self._evaluated(value, axes, dtypes.float32)
-        fits = (d for d in (dtypes.uint8, dtypes.float16) if np.array_equal(_converted(exact, d), exact))
+        fits = (d for d in (*_ZEROS, dtypes.float16) if np.array_equal(_converted(exact, d), exact))
         dtype = next(fits, dtypes.float32)
         kept = self._kept(hint, product, exact.astype(dtype.numpy), dtype)
         return cast(load(kept, [var(a) for a in axes]), dtypes.float32)
@@ -214,6 +264,16 @@ class _Change:
         return replace(compute, reduce_axes=(*outer, *walked), elements=(op("mul", x, cast(weight, dtypes.float32)),))
 
 
+def _wide(value: Expr) -> Expr:
+    """What is computed in 16 bits in float32: differences and products, their operands as they are."""
+    if is_op(value, "cast") and (value.args[0].dtype is dtypes.float32 or value.args[0].dtype.is_int):
+        return cast(value.args[0], dtypes.float32)
+    if (is_op(value, "mul") or is_op(value, "sub")) and value.dtype in _NARROW:
+        assert isinstance(value, Op)
+        return op(value.op.name, *map(_wide, value.args))
+    return cast(value, dtypes.float32)
+
+
 def _converted(array: np.ndarray, dtype: DType) -> np.ndarray:
     """To another type and back."""
     with np.errstate(over="ignore", invalid="ignore"):
@@ -227,20 +287,6 @@ def _is_whole(value: Expr) -> bool:
             return True
         value = value.args[0]
     return value.dtype.is_int
-
-
-def _suits(product: _Product, weights: _Weights, bits: int) -> bool:
-    """Whether there is a way to unpack as many rows: one by threads, more on tensor cores."""
-    rows = prod(static(a.extent) or 1 for a in product.compute.axes if a is not product.column)
-    depth = static(product.place.extent) or 0
-    if rows == 1:
-        return True
-    halves = [product.read.dtype, *(n.dtype for n in loads(weights.scale))]
-    if bits != 4 or weights.block == depth or any(dtype is not dtypes.float16 for dtype in halves):
-        return False
-    # of a part of the sum scales, two bytes each, and zero points, one byte each, are words
-    part = weights.block * (_WORD // (2 if isinstance(weights.zero, Const) else 1))
-    return weights.block % (2 * _SIXTEEN) == 0 and part <= _LONGEST_PART and depth % part == 0
 
 
 def _less_zero(value: Expr) -> tuple[Expr, Expr]:

@@ -54,7 +54,7 @@ def packed_side(value: Expr, reduction: Sequence[Axis]) -> Packed | None:
     if not isinstance(mask, Const) or mask.value != 15 or shift is not cast(var(half) * 4, dtypes.int32):
         return None
     every = all(blocks in axes_of(*n.indices) for n in loads(zero, scale))
-    if not every or {sixteen, half} & set(axes_of(zero, scale)):
+    if not every or isinstance(scale, Const) or {sixteen, half} & set(axes_of(zero, scale)):
         return None
     made = Packed(found.byte, zero, scale, PLACES * extent_of(sixteen.extent), extent_of(blocks.extent))
     return made if made.parts() else None
@@ -66,16 +66,21 @@ def unpackings(value: Expr, lane: Axis) -> list[Unpacking]:
 
 
 def _unpacking(node: Expr, lane: Axis) -> Unpacking | None:
-    if not is_op(node, "cast") or node.dtype is not dtypes.float16 or not is_op(node.args[0], "mul"):
+    if not is_op(node, "cast") or node.dtype is not dtypes.float16:
         return None
-    whole, scale = node.args[0].args
+    whole = node.args[0]
     zero: Expr = const(0.0, dtypes.float32)
+    scale: Expr = const(1.0, dtypes.float32)
+    if is_op(whole, "mul"):
+        whole, scale = whole.args
+    elif not is_op(whole, "sub"):  # a plain conversion
+        return None
     if is_op(whole, "sub"):
         whole, zero = whole.args
     if not is_op(whole, "cast") or whole.dtype is not dtypes.float32 or lane in axes_of(zero, scale):
         return None
     # scales are multiplied as halves, and zero points taken off exactly
-    if not is_op(scale, "cast") or scale.args[0].dtype is not dtypes.float16 or not _is_small_integer(zero):
+    if not _is_half(scale) or not _is_small_integer(zero):
         return None
     code = whole.args[0]
     shift: Expr = const(0, dtypes.int32)
@@ -87,6 +92,12 @@ def _unpacking(node: Expr, lane: Axis) -> Unpacking | None:
     if not isinstance(byte, Load) or byte.dtype is not dtypes.uint8 or lane in axes_of(shift):
         return None
     return Unpacking(node, byte, (shift, mask, zero, scale))
+
+
+def _is_half(scale: Expr) -> bool:
+    if isinstance(scale, Const):
+        return scale.value == 1.0
+    return is_op(scale, "cast") and scale.args[0].dtype is dtypes.float16
 
 
 def _is_small_integer(zero: Expr) -> bool:
