@@ -46,18 +46,23 @@ TARGET = "cuda-emulated"
 
 def attention(
     rows: int, keys: int, head: int, columns: int, heads: int = 1, kind: int = HALF, mask: tuple[int, ...] = (),
-    scaled: bool = False,
+    scaled: bool = False, rounded: bool = False,
 ) -> ModelProto:  # fmt: skip
-    """`mask`: of what shape something is added to the scores; `scaled`: the queries are multiplied first."""
+    """`mask`: of what shape something is added to the scores; `scaled`: the queries are multiplied first; `rounded`:
+    the result is stored in bytes."""
     shapes = {"q": (1, heads, rows, head), "k": (1, heads, keys, head), "v": (1, heads, keys, columns)}
     nodes = [("Transpose", ["k"], "kt", {"perm": [0, 1, 3, 2]}),
              *([("Mul", ["q", "q"], "qs", {})] if scaled else []),
              ("MatMul", ["qs" if scaled else "q", "kt"], "s", {}),
              *([("Add", ["s", "m"], "t", {})] if mask else []),
-             ("Softmax", ["t" if mask else "s"], "p", {"axis": -1}), ("MatMul", ["p", "v"], "o", {})]  # fmt: skip
-    inputs = [*shapes.items(), *([("m", mask)] if mask else [])]
+             ("Softmax", ["t" if mask else "s"], "p", {"axis": -1}),
+             ("MatMul", ["p", "v"], "u" if rounded else "o", {}),
+             *([("Mul", ["u", "f"], "w", {}), ("Cast", ["w"], "o", {"to": TensorProto.INT8})] if rounded else []),
+             ]  # fmt: skip
+    inputs = [*shapes.items(), *([("m", mask)] if mask else []), *([("f", (1,))] if rounded else [])]
     names = [n for n, _ in inputs] + [n[2] for n in nodes]
-    return graph(nodes, inputs, [("o", (1, heads, rows, columns))], dict.fromkeys(names, kind))
+    kinds = dict.fromkeys(names, kind) | ({"o": TensorProto.INT8} if rounded else {})
+    return graph(nodes, inputs, [("o", (1, heads, rows, columns))], kinds)
 
 
 def two_products(rows: int, summed: int, wide: int, columns: int, between: str = "Relu") -> ModelProto:
@@ -78,6 +83,7 @@ CASES: Mapping[str, ModelProto] = {
     "biased": attention(24, 40, 16, 24, 2, mask=(1, 2, 24, 40)),
     "bfloat16": attention(20, 70, 32, 16, kind=BFLOAT16),
     "scaled": attention(33, 49, 32, 16, scaled=True),
+    "bytes": attention(20, 70, 16, 24, 2, rounded=True),
     "two_products": two_products(20, 32, 512, 24),
 }
 
@@ -118,14 +124,16 @@ def warps_of(plan: Plan) -> Tile:
 
 def inputs_of(program: Program) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(5)
-    return {t.name: rng.standard_normal([int(e) for e in t.shape]).astype(t.dtype.numpy) for t in program.inputs}
+    made = {t.name: rng.standard_normal([int(e) for e in t.shape]).astype(t.dtype.numpy) for t in program.inputs}
+    return made | ({"f": np.array([40], np.float16)} if "f" in made else {})
 
 
 def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
     allowed = 2e-2 if expected.dtype.name == "bfloat16" else 3e-3
     wide = expected.astype(np.float64)
     np.testing.assert_allclose(found.reshape(wide.shape).astype(np.float64), wide, rtol=0,
-                               atol=allowed * max(1.0, float(np.abs(wide).max())))  # fmt: skip
+                               atol=max(allowed * max(1.0, float(np.abs(wide).max())),
+                                        float(expected.dtype.kind == "i")))  # fmt: skip
 
 
 # --- meaning
@@ -166,7 +174,7 @@ def emulated(names: tuple[str, ...], cache_dir: Path) -> None:
         inputs = inputs_of(done.program)
         (call,) = done.loops.calls
         arrays = [np.ascontiguousarray(inputs[a]) if a in inputs
-                  else np.full([int(e) for e in p.shape], np.nan, p.dtype.numpy)
+                  else np.full([int(e) for e in p.shape], np.nan if p.dtype.is_float else 99, p.dtype.numpy)
                   for a, p in zip(call.arguments, kernel.params, strict=True)]  # fmt: skip
         contract = contract_of(kernel)
         module.launch(name, grid_of(kernel, ()), launch_shape(kernel).threads, place_shared(kernel).bytes, arrays,

@@ -279,9 +279,16 @@ class Carrier:
                 # a scale that never came (every element masked): the plain reduction has no number either
                 factor, moving = self.stream.factors[nest]
                 lost = self._unscaled(nest, factor, {x: x for x in moving})
-                value = select(lost, const(float("nan"), value.dtype), value)
+                value = select(lost, self._of_nothing(nest, stored), value)
             made.append(replace(self._point(nest, tensor, value, box), owner=None))
         return made
+
+    def _of_nothing(self, nest: Nest, stored: Expr) -> Expr:
+        """What is stored where the reduction is no number: none either, or what its conversion to an integer gives."""
+        if stored.dtype.is_float:
+            return const(float("nan"), stored.dtype)
+        own = [n for n in loads(stored) if n.source in nest.accumulated]
+        return self._from_states(nest, replace_nodes(stored, {n: const(float("nan"), n.dtype) for n in own}))
 
     def wide(self, nest: Nest, box: Box) -> list[Work]:
         """One block of a nest that has the axis among its outputs."""

@@ -21,6 +21,7 @@ from tilewright.ir.forms.expr import Axis, Const, Expr, Load, Var, axes_of, cast
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.target import Target
 from tilewright.transform.precision.late_factors import apply_factors_late
+from tilewright.transform.quantise.before_moves import round_before_moves
 from tilewright.transform.quantise.extremes import extremes_of_bytes
 from tilewright.transform.quantise.float8 import multiply_codes
 from tilewright.transform.quantise.packed import in_one_step, keep_packed
@@ -38,7 +39,9 @@ _LEAST_SUMMED = 7  # of the 32 elements that a row of a matrix register has: wit
 def set_precision(program: Program, target: Target, precision: str | None) -> Program:
     """`precision` None: as the model says; float32: no integers in its place; others as above."""
     if precision != "float32" and (target.kind == "cpu" or target.rate(_INTEGERS)):
-        program = merge_steps(extremes_of_bytes(use_integers(program, form_of(target))))
+        program = use_integers(program, form_of(target))
+        # kernels of a GPU end with what they store; on CPUs moves are copies that round on the way
+        program = merge_steps(extremes_of_bytes(program if target.kind == "cpu" else round_before_moves(program)))
     if precision != "float32" and target.rate(_SMALL_FLOATS):
         program = multiply_codes(program)
     if precision in ("tf32", _CONVOLUTIONS, "float16") and target.kind == "cpu":

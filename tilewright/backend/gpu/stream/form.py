@@ -63,7 +63,8 @@ def register_form(nests: Sequence[Nest], leaves: Sequence[Leaf], stream: Stream)
         kind = found.kind(nest)
         if found.is_operand(nest):
             continue
-        if kind is None or nest.initial or any(t.dtype not in _KEPT for t in nest.stores):
+        kept = (*_KEPT, *_STORED) if nest is nests[-1] and kind == COLUMN else _KEPT
+        if kind is None or nest.initial or any(t.dtype not in kept for t in nest.stores):
             return None
         if nest in stream.wide or nest in stream.reducers:
             if leaf.instruction in FORMS:
@@ -110,6 +111,7 @@ def long_functions(*values: Expr) -> list[Op]:
 
 
 _KEPT = (dtypes.float32, dtypes.float16, dtypes.bfloat16)
+_STORED = (dtypes.int8, dtypes.uint8)  # what the last nest may round its results to
 _PLAIN = ("add", "max", "min", "mul")
 
 
