@@ -104,6 +104,7 @@ def main() -> int:
     moved = commands.add_parser("bandwidth", help="kernels that only move memory, beside a copy")
     best = commands.add_parser("best", help="the chosen plans of kernels beside the best of 20, and one stage")
     best.add_argument("--count", type=int, default=40, help="kernels at most")
+    best.add_argument("--only", action="append", default=[], metavar="TEXT", help="kernels with this in their name")
     best.add_argument("--make", type=Path, metavar="FILE", help="make the plans of an H200 here, to be timed elsewhere")
     best.add_argument("--made", type=Path, metavar="FILE", help="time plans that were made beforehand")
     moved.add_argument("--json", type=Path, metavar="FILE")
@@ -114,7 +115,8 @@ def main() -> int:
     arguments = parser.parse_args()
     shapes = [s for f in FAMILIES.values() for s in f]
     if arguments.command == "best" and arguments.make is not None:
-        arguments.make.write_bytes(pickle.dumps(gpu_best.made_plans(shapes, arguments.count, machine("h200"))))
+        made = gpu_best.made_plans(shapes, arguments.count, machine("h200"), arguments.only)
+        arguments.make.write_bytes(pickle.dumps(made))
         return 0
     if arguments.command in ("bandwidth", "best", "attention", "convolutions", "quantised"):
         warm_up()
@@ -124,7 +126,7 @@ def main() -> int:
             else gpu_convolutions.measured(device_microseconds, arguments.precision, arguments.batch, arguments.layer)
             if arguments.command == "convolutions"
             else gpu_quantised.measured(device_microseconds, arguments.only) if arguments.command == "quantised"
-            else gpu_best.measured(shapes, arguments.count, device_microseconds, arguments.made)
+            else gpu_best.measured(shapes, arguments.count, device_microseconds, arguments.made, arguments.only)
         )  # fmt: skip
         if arguments.json is not None:
             arguments.json.write_text(json.dumps([asdict(row) for row in found], indent=1) + "\n")

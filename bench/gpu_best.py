@@ -19,6 +19,8 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+import numpy as np
+
 from tilewright.backend import backend_for
 from tilewright.backend.gpu.kernel.shared_arena import place_shared
 from tilewright.compiler.pipeline import Artifact, build
@@ -50,6 +52,8 @@ _MORE: tuple[Shape, ...] = (
 # heads, rows, columns of attention; rows and their length of what works on rows
 _ATTENTIONS = ((12, 384, 64), (12, 128, 64), (12, 197, 64), (768, 49, 32), (12, 1500, 64), (16, 1000, 80),
                (12, 4096, 64))  # fmt: skip
+# rows, summed, columns, bits of the weights
+_PACKED = tuple((rows, 4096, 11008, bits) for bits in (4, 8) for rows in (1, 16, 32))
 _ROWS = (("softmax", 384, 3072), ("softmax", 4608, 384), ("norm", 384, 768), ("norm", 3136, 96), ("sum", 4096, 1024),
          ("chain", 384, 3072), ("chain", 4096, 4096))  # fmt: skip
 
@@ -87,7 +91,7 @@ class Plans:
     and the same with one stage: four warps as one need two at least."""
 
     case: Case
-    shapes: Mapping[str, tuple[int, ...]]
+    shapes: Mapping[str, tuple[tuple[int, ...], str]]  # of arguments, with their element types
     result: str
     made: tuple[Made, ...]
     staged: int
@@ -112,26 +116,29 @@ def cases(shapes: Sequence[Shape]) -> list[Case]:
     """Rows and attention first: products are enough for any count."""
     found = [Case(kind, sizes) for kind, *sizes in _ROWS for sizes in (tuple(sizes),)]
     found += [Case("attention", sizes) for sizes in _ATTENTIONS]
+    found += [Case("packed", sizes) for sizes in _PACKED]
     return found + [
         Case("product", (m, k, n), turned) for m, k, n, count, turned in (*shapes, *_MORE)
         if count == 1 and m * k * n < 2 << 33
     ]  # fmt: skip
 
 
-def made_plans(shapes: Sequence[Shape], count: int, target: Target) -> list[Plans]:
-    """Of so many cases that are one kernel each."""
+def made_plans(shapes: Sequence[Shape], count: int, target: Target, only: Sequence[str] = ()) -> list[Plans]:
+    """Of so many cases that are one kernel each, or of those with such words in their names."""
     found: list[Plans] = []
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        every = cases(shapes)
+        every = [c for c in cases(shapes) if not only or any(text in c.name for text in only)]
         for plans in pool.map(plans_of, every, [target] * len(every)):
             if plans is not None:
                 found.append(plans)
     return found[:count]
 
 
-def measured(shapes: Sequence[Shape], count: int, timed: Timed, kept: Path | None = None) -> list[Judged]:
+def measured(
+    shapes: Sequence[Shape], count: int, timed: Timed, kept: Path | None = None, only: Sequence[str] = ()
+) -> list[Judged]:
     """`kept` has plans that were made beforehand."""
-    made = made_plans(shapes, count, machine("cuda")) if kept is None else pickle.loads(kept.read_bytes())
+    made = made_plans(shapes, count, machine("cuda"), only) if kept is None else pickle.loads(kept.read_bytes())
     rows = []
     print(f"{'kernel':32} {'chosen':>8} {'best':>8} {'ratio':>6} {'one stage':>9} {'plans':>5}  best plan")
     for plans in made[:count]:
@@ -146,7 +153,7 @@ def measured(shapes: Sequence[Shape], count: int, timed: Timed, kept: Path | Non
         print(f"{row.name:32} {row.chosen:8.2f} {row.best:8.2f} {row.chosen / row.best:6.2f} {row.one_stage:9.2f} "
               f"{len(tried):5}  {row.best_plan}", flush=True)  # fmt: skip
     near = sum(r.chosen <= _WITHIN * r.best for r in rows)
-    slower = geometric_mean(r.one_stage / r.staged for r in rows if r.one_stage)
+    slower = geometric_mean([r.one_stage / r.staged for r in rows if r.one_stage] or [1.0])
     print(f"{len(rows)} kernels: {near / len(rows):.0%} within 10% of the best of {_PLANS}; one stage takes "
           f"{slower:.2f} times as long in the geometric mean")  # fmt: skip
     return rows
@@ -168,7 +175,8 @@ def plans_of(case: Case, target: Target) -> Plans | None:
     every = (group.own, *others)
     staged = next((i for i, k in enumerate(every) if case.kind == "product" and is_staged(k)), None)
     single = None if staged is None else _made(artifact, one_stage(every[staged]))
-    shapes = {p.name: p.shape for p in (*artifact.inputs, *artifact.outputs)}
+    shapes = {p.name: (p.shape, p.dtype.name) for p in (*artifact.inputs, *artifact.outputs)}
+    shapes |= {t.name: (a.shape, t.dtype.name) for t, a in program.constants.items()}
     return Plans(case, shapes, artifact.outputs[0].name, made, staged or 0, single)
 
 
@@ -188,10 +196,14 @@ def model_of(case: Case) -> Any:
     from onnx import TensorProto, helper
 
     from bench.gpu import product_model
+    from bench.gpu_quantised import codes_of, products_model
 
     if case.kind == "product":
         m, k, n = case.sizes
         return product_model((m, k, n, 1, case.transposed), "float16")
+    if case.kind == "packed":
+        m, k, n, bits = case.sizes
+        return products_model(m, k, n, bits, [codes_of(np.random.default_rng(0), k, n, bits)], bits)
     shapes: dict[str, tuple[int, ...]]
     if case.kind == "attention":
         shapes = dict.fromkeys("qkvo", (1, *case.sizes))
@@ -250,8 +262,15 @@ def _times(plans: Plans, timed: Timed) -> list[float]:
     import torch
     from cuda.bindings import driver
 
-    sets = max(2, min(64, _BEYOND_L2 // (2 * sum(map(prod, plans.shapes.values()))) + 1))
-    arrays = [{x: torch.randn(dims, device="cuda").half() for x, dims in plans.shapes.items()} for _ in range(sets)]
+    def filled(dims: tuple[int, ...], dtype: str) -> Any:
+        kind = getattr(torch, dtype)
+        if not kind.is_floating_point:
+            return torch.randint(0, 256, dims, device="cuda").to(kind)
+        return torch.randn(dims, device="cuda").to(kind)
+
+    size = sum(prod(dims) * getattr(torch, dtype).itemsize for dims, dtype in plans.shapes.values())
+    sets = max(2, min(64, _BEYOND_L2 // size + 1))
+    arrays = [{x: filled(*of) for x, of in plans.shapes.items()} for _ in range(sets)]
     found, wanted = [], None
     for plan in (*plans.made, *([plans.single] if plans.single else [])):
         _, module = driver.cuModuleLoadData(plan.code)
