@@ -21,7 +21,7 @@ from tilewright.errors import TilewrightError
 
 MODELS = (("resnet50", 1), ("resnet50", 256), ("bert_384", 1))
 # rows, summed, columns of products whose weights have 4 and 8 bits, in blocks of so many
-PRODUCTS = ((1, 4096, 11008), (4, 4096, 11008), (16, 4096, 11008), (32, 4096, 11008))
+PRODUCTS = tuple((rows, 4096, 11008) for rows in (1, 4, 16, 32, 64))
 BLOCK = 32
 FLOAT8 = ((4096, 4096, 4096),)  # products of 8-bit floats, rows and columns along the sum
 BEYOND_L2 = 128 << 20  # bytes of the weights of several products, one after the other

@@ -61,13 +61,15 @@ def _unpack_meaning(context: InstructionContext) -> None:
         context.write(0, value.astype(np.float16), (k,))
 
 
-def _unpack_pairs_meaning(context: InstructionContext) -> None:
-    """The same of two bytes of 4-bit codes: the lower halves of both, then the upper ones."""
-    zero, scale = context.scalars
-    for k in range(4):
-        code = context.read(1, (k % 2,)).astype(np.int32) >> k // 2 * 4 & 15
+def _unpack_codes_meaning(bits: int, context: InstructionContext) -> None:
+    """The same of a pair of 16 neighbours, by its number, and of the pair eight places behind it."""
+    zero, scale, pair = context.scalars
+    for second, near in np.ndindex(2, 2):
+        place = 2 * int(pair) + near
+        code = context.read(1, (place if bits == 4 else place + 8 * second,)).astype(np.int32)
+        code = code >> 4 * second & 15 if bits == 4 else code
         value = (code.astype(np.float32) - np.asarray(zero, np.float32)) * np.asarray(scale, np.float32)
-        context.write(0, value.astype(np.float16), (k,))
+        context.write(0, value.astype(np.float16), (2 * second + near,))
 
 
 def _commit_meaning(context: InstructionContext) -> None:
@@ -146,8 +148,10 @@ _ROWS = (
     Intrinsic("unpack8", "thread", (OperandRule(_REGISTER, 8, written=True), OperandRule(_REGISTER, 8)), 4,
               {"cuda": "tw::unpack8({place0}, {place1}, {scalar0}, {scalar1}, {scalar2}, {scalar3});"},
               _unpack_meaning),
-    Intrinsic("unpack4", "thread", (OperandRule(_REGISTER, 4, written=True), OperandRule(_REGISTER, 2)), 2,
-              {"cuda": "tw::unpack4({place0}, {place1}, {scalar0}, {scalar1});"}, _unpack_pairs_meaning),
+    *(Intrinsic(f"unpack_codes{bits}", "thread",
+                (OperandRule(_REGISTER, 4, written=True), OperandRule(_REGISTER, 2 * bits)), 3,
+                {"cuda": f"tw::unpack_codes<{bits}>({{place0}}, {{place1}}, {{scalar0}}, {{scalar1}}, {{scalar2}});"},
+                partial(_unpack_codes_meaning, bits)) for bits in (4, 8)),
     Intrinsic(PREFETCH, "thread", (OperandRule(frozenset({Memory.GLOBAL})),), 0, {"cuda": "tw::prefetch({place0});"},
               INSTRUCTIONS[PREFETCH]),
     _order("commit", 0, "tw::commit();", _commit_meaning),

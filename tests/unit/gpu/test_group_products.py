@@ -193,6 +193,17 @@ def test_groups_are_chosen_where_the_machine_has_them_and_they_pay() -> None:
     assert instruction(hopper, 32) == "mma_float16"  # of 64 rows half would be empty
 
 
+def test_few_rows_run_on_tensor_cores_where_the_other_operand_comes_from_memory() -> None:
+    def leaf(rows: int, columns: int) -> str | None:
+        target = machine("h200")
+        model = load(product(rows, 4096, columns), {})
+        plan = build(model, target, Options(target=target.name, stop_after="plan")).plan
+        assert plan is not None
+        return plan.kernels[0].leaves[0].instruction
+
+    assert leaf(4, 11008) == "mma_float16" and leaf(4, 1024) is None
+
+
 def test_another_device_than_the_one_described_has_none() -> None:
     device = CudaDevice(0, "another", "sm_100a", 148, 232448, 126 << 20, 180 << 30)
     assert described(machine("h200"), device).rate("wgmma_float16") is None

@@ -79,25 +79,31 @@ def scaled_behind(rows: int, depth: int, columns: int) -> ModelProto:
 
 
 # a model, and bytes of its weights' codes
-CASES: Mapping[str, tuple[ModelProto, int]] = {
+ON_CORES: Mapping[str, tuple[ModelProto, int]] = {
+    "rows": (blocked((16,), 256, 64, 4, 32, zeros=True), 256 * 64 // 2),
+    "bytes": (blocked((1,), 256, 40, 8, 32), 256 * 40),
     "one_row": (blocked((1,), 256, 48, 4, 32), 256 * 48 // 2),
     "zeros": (blocked((1, 1), 256, 41, 4, 64, zeros=True), 256 * 41 // 2),
-    "bytes": (blocked((1,), 256, 40, 8, 32), 256 * 40),
-    "bytes_and_zeros": (blocked((1,), 512, 40, 8, 16, zeros=True), 512 * 40),
-    "by_channel": (by_channel(1, 512, 56), 512 * 56),
+    "bytes_and_zeros": (blocked((5,), 512, 40, 8, 16, zeros=True), 512 * 40),
+    "by_channel": (by_channel(12, 512, 57), 512 * 57),
     "steps": (step_by_step(1, 256, 40, 32, -8), 256 * 40 // 2),
-    "scaled_behind": (scaled_behind(1, 256, 40), 256 * 40),
-}
-# products of several rows, which tensor cores multiply
-ROWS: Mapping[str, tuple[ModelProto, int]] = {
-    "rows": (blocked((16,), 256, 64, 4, 32, zeros=True), 256 * 64 // 2),
+    "scaled_behind": (scaled_behind(3, 256, 40), 256 * 40),
     "odd_rows": (blocked((2, 3), 512, 41, 4, 64, zeros=True), 512 * 41 // 2),
     "long_blocks": (blocked((9,), 768, 40, 4, 128), 768 * 40 // 2),
-    "many_rows": (blocked((25,), 320, 56, 4, 32), 320 * 56 // 2),
+    "many_rows": (blocked((45,), 384, 56, 4, 32), 384 * 56 // 2),
     "steps_turned": (step_by_step(12, 256, 56, 64, 0, turned=True), 256 * 56 // 2),
 }
-WIDE = {"bytes": blocked((16,), 128, 64, 8, 32), "by_channel": by_channel(12, 96, 56),
-        "more_rows": blocked((33,), 128, 64, 4, 32), "odd_sum": blocked((16,), 96, 64, 4, 32)}  # fmt: skip
+# sums that are no whole parts of such products
+ON_THREADS: Mapping[str, tuple[ModelProto, int]] = {
+    "short": (blocked((1,), 288, 56, 4, 32), 288 * 56 // 2),
+    "short_zeros": (blocked((1, 1), 320, 41, 4, 64, zeros=True), 320 * 41 // 2),
+    "short_bytes": (blocked((1,), 288, 40, 8, 32), 288 * 40),
+    "short_columns": (by_channel(1, 288, 56), 288 * 56),
+    "short_steps": (step_by_step(1, 288, 56, 32, -8), 288 * 56 // 2),
+}
+EVERY = {**ON_CORES, **ON_THREADS}
+COMMON = ("rows", "bytes", "one_row", "by_channel", "short", "short_zeros")
+WIDE = {"more_rows": blocked((65,), 128, 64, 4, 32), "odd_sum": blocked((16,), 96, 64, 4, 32)}
 
 
 @cache
@@ -107,7 +113,7 @@ def compiled(name: str) -> Artifact:
 
 
 def model_of(name: str) -> ModelProto:
-    return WIDE[name.removeprefix("wide_")] if name.startswith("wide_") else {**CASES, **ROWS}[name][0]
+    return WIDE[name.removeprefix("wide_")] if name.startswith("wide_") else EVERY[name][0]
 
 
 def assert_meant(name: str, found: np.ndarray) -> None:
@@ -119,24 +125,29 @@ def assert_meant(name: str, found: np.ndarray) -> None:
     np.testing.assert_allclose(found.astype(np.float32), expected, rtol=0, atol=2e-3 * float(np.abs(expected).max()))
 
 
-@pytest.mark.parametrize("name", [*CASES, "rows", *(pytest.param(n, marks=pytest.mark.slow) for n in list(ROWS)[1:])])
+def marked(name: str) -> object:
+    return name if name in COMMON else pytest.param(name, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", [marked(n) for n in EVERY])
 def test_packed_weights_mean_the_product(name: str) -> None:
     artifact = compiled(name)
     assert artifact.program is not None and artifact.loops is not None and artifact.plan is not None
     sizes = {t.name: a.nbytes for t, a in artifact.program.constants.items()}
-    codes = {**CASES, **ROWS}[name][1]
+    codes = EVERY[name][1]
     assert codes in sizes.values() and sum(sizes.values()) <= 1.6 * codes, sizes
-    unpacking = "unpack4" if name in ROWS else "unpack8"
-    assert any(isinstance(s, Instruction) and s.name == unpacking for s in statements(artifact.loops.kernels[0].body))
+    unpacking = "unpack_codes" if name in ON_CORES else "unpack8"
+    made = [s.name for s in statements(artifact.loops.kernels[0].body) if isinstance(s, Instruction)]
+    assert any(n.startswith(unpacking) for n in made)
     on_cores = [leaf.instruction for k in artifact.plan.kernels for leaf in k.leaves] == ["mma_float16"]
-    assert on_cores == (name in ROWS)
+    assert on_cores == (name in ON_CORES)
     (found,) = on_loops(artifact, random_inputs(artifact)).values()
     assert_meant(name, found)
 
 
 @pytest.mark.parametrize("kind", WIDE)
 def test_others_read_weights_written_out(kind: str) -> None:
-    """Many rows would unpack the same weights again, and bytes are half of what is written out."""
+    """Many rows would unpack the same weights again."""
     name = f"wide_{kind}"
     artifact = compiled(name)
     assert artifact.program is not None and artifact.plan is not None
@@ -154,22 +165,13 @@ def emulated(name: str, cache_dir: Path) -> None:
 
 
 def test_the_assembler_takes_them_without_spills() -> None:
-    for name, arch in (("one_row", "sm_80"), ("bytes", "sm_90a"), ("rows", "sm_80"), ("rows", "sm_90a")):
+    for name, arch in (("short", "sm_80"), ("bytes", "sm_90a"), ("rows", "sm_80"), ("rows", "sm_90a")):
         loops = compiled(name).loops
         assert loops is not None
         (resources,) = nvrtc.compile_to_cubin(source_of(loops.kernels[0]), arch).resources.values()
         assert resources.spill_bytes == resources.stack_bytes == 0
 
 
-def test_emulated_kernels_unpack_weights(kernel_cache: Path) -> None:
-    emulated("one_row", kernel_cache)
-
-
-def test_emulated_tensor_cores_multiply_what_they_unpack(kernel_cache: Path) -> None:
-    emulated("rows", kernel_cache)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in (*CASES, *ROWS) if n not in ("one_row", "rows")])
-def test_emulated_kernels_unpack_weights_of_all_kinds(name: str, kernel_cache: Path) -> None:
+@pytest.mark.parametrize("name", [marked(n) for n in EVERY])
+def test_emulated_kernels_unpack_weights(name: str, kernel_cache: Path) -> None:
     emulated(name, kernel_cache)

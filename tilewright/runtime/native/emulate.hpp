@@ -485,12 +485,15 @@ TW_FN void unpack8(const emulate::RegisterPlace<half>& to, const emulate::Regist
   }
 }
 
-TW_FN void unpack4(const emulate::RegisterPlace<half>& to, const emulate::RegisterPlace<unsigned char>& from, float zero,
-                   float scale) {
-  const long long source = from.first(2), target = to.first(4);
+template <int Bits, class Zero, class Scale>
+TW_FN void unpack_codes(const emulate::RegisterPlace<half>& to, const emulate::RegisterPlace<unsigned char>& from,
+                        Zero zero, Scale scale, int number) {
+  const long long source = from.first(2 * Bits), target = to.first(4);
   for (int k = 0; k < 4 && source >= 0 && target >= 0; ++k) {
-    const int code = static_cast<int>(from.element(source, k % 2).read()) >> k / 2 * 4 & 15;
-    to.element(target, k).write(half((static_cast<float>(code) - zero) * scale));
+    const int place = 2 * number + k % 2;
+    int code = from.element(source, Bits == 4 ? place : place + 8 * (k / 2)).read();
+    if (Bits == 4) code = code >> 4 * (k / 2) & 15;
+    to.element(target, k).write(half((static_cast<float>(code) - static_cast<float>(zero)) * static_cast<float>(scale)));
   }
 }
 

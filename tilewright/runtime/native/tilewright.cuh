@@ -324,15 +324,32 @@ TW_FN void unpack8(half* to, const unsigned char* from, int shift, int mask, flo
   TW_MEMCPY(to, result, 16);
 }
 
-// The same of two bytes of 4-bit codes: the lower halves of both, then the upper ones.
-TW_FN void unpack4(half* to, const unsigned char* from, float zero, half scale) {
-  const unsigned base = 0x10001u * half_bits(1024.0f + zero), factor = 0x10001u * scale.bits;
-  const unsigned codes = from[0] | from[1] << 8;
+// 1024 and a zero point, as a half.
+TW_FN unsigned with_zero(float zero) { return half_bits(1024.0f + zero); }
+TW_FN unsigned with_zero(unsigned char zero) { return 0x6400u + zero; }
+TW_FN unsigned with_zero(signed char zero) { return zero < 0 ? 0x6400u + 2 * zero : 0x6400u + zero; }
+TW_FN unsigned factor_of(half scale) { return 0x10001u * scale.bits; }
+TW_FN unsigned factor_of(float scale) { return 0x10001u * half_bits(scale); }
+
+// The same of a pair of 16 neighbours, and of the one eight places behind it, which is the upper halves of the same bytes
+// where codes have 4 bits. There a half of 1024 is 16 times the code more, and its sixteenth 64 more.
+template <int Bits, class Zero, class Scale>
+TW_FN void unpack_codes(half* to, const unsigned char* from, Zero zero, Scale scale, int number) {
+  const auto given = words<Bits / 2>(from);
+  const unsigned base = 0x10001u * with_zero(zero), factor = factor_of(scale);
   unsigned result[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    unsigned pair = __byte_perm(codes >> 4 * i & 0x0f0fu, 0x64646464u, 0x4140);
-    asm("sub.rn.f16x2 %0, %0, %1;" : "+r"(pair) : "r"(base));
+    const unsigned codes = given.word[number / 2 + (Bits == 4 ? 0 : 2 * i)];
+    unsigned pair = __byte_perm(codes, 0x64646464u, number % 2 ? 0x4342 : 0x4140);
+    if (Bits == 4) pair &= i ? 0xfff0fff0u : 0xff0fff0fu;
+    if (Bits == 4 && i) {
+      unsigned upper;
+      asm("add.rn.f16x2 %0, %1, %2;" : "=r"(upper) : "r"(base ^ 0x80008000u), "r"(0x63806380u));  // 960 less
+      asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(pair) : "r"(0x2c002c00u), "r"(upper));
+    } else {
+      asm("sub.rn.f16x2 %0, %0, %1;" : "+r"(pair) : "r"(base));
+    }
     asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(pair) : "r"(factor));
     result[i] = pair;
   }

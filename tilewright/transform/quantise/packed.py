@@ -46,10 +46,10 @@ from tilewright.ir.meaning.folding import fold, foldable, without_dead
 from tilewright.transform.storage import names_of, unique_name
 
 _NARROW = (dtypes.float16, dtypes.bfloat16)
-# Rows that share what is unpacked, on tensor cores. On an H200 4096 x 11008 takes 13.5 us with 16 rows, 16.6 with 32
-# and 33 with 64, where weights written out in 16 bits take 30 in either case.
+# Rows that share what is unpacked, on tensor cores. On an H200 4096 x 11008 of 4 bits takes 13 us with 16 rows, 18 with
+# 32 and 34 with 64, where weights written out in 16 bits take 30 in either case.
 _MOST_ROWS = 32
-_WORD, _LONGEST_PART = 4, 256  # bytes that copies bring at the least, and places of the sum that come at a time
+_WORD, _PARTS = 4, (128, 256, 512)  # bytes that copies bring at the least, and places of the sum that come at a time
 _LEAST_WEIGHTS = 1 << 12
 _HALF, _SIXTEEN = 8, 16
 _ZEROS = (dtypes.uint8, dtypes.int8)  # of zero points that are taken off on the way to tensor cores
@@ -199,15 +199,17 @@ class _Change:
         if rows == 1:
             return True
         halves = [product.read.dtype, *(n.dtype for n in loads(weights.scale))]
-        if bits != 4 or weights.block == depth or any(dtype is not dtypes.float16 for dtype in halves):
+        if any(dtype is not dtypes.float16 for dtype in halves) or weights.block % _SIXTEEN:
             return False
         less = weights.zero - const(float(low), dtypes.float32)
         zeros = self._evaluated(less, (product.column, product.place), dtypes.float32)
-        if isinstance(weights.scale, Const) or not any(np.array_equal(_converted(zeros, d), zeros) for d in _ZEROS):
+        if isinstance(weights.scale, Const) and weights.scale.value != 1.0:
+            return False
+        if not any(np.array_equal(_converted(zeros, d), zeros) for d in _ZEROS):
             return False
         # of a part of the sum scales, two bytes each, and zero points, one byte each, are words
-        part = weights.block * (_WORD // (2 if isinstance(weights.zero, Const) else 1))
-        return weights.block % (2 * _SIXTEEN) == 0 and part <= _LONGEST_PART and depth % part == 0
+        part = weights.block * (_WORD // (2 if isinstance(weights.zero, Const) else 1)) if weights.block < depth else 1
+        return any(size % part == 0 and depth % size == 0 for size in _PARTS)
 
     # --- what is written
 
@@ -222,13 +224,15 @@ class _Change:
         self.constants[tensor] = np.ascontiguousarray(array)
         return tensor
 
-    def _parameter(self, hint: str, product: _Product, value: Expr, blocks: Axis | None) -> Expr:
+    def _parameter(
+        self, hint: str, product: _Product, value: Expr, blocks: Axis | None, narrow: Sequence[DType]
+    ) -> Expr:
         """A scale or zero point by column and block, in the fewest bits that hold it."""
         if isinstance(value, Const):
             return value
         axes = (product.column,) if blocks is None else (product.column, blocks)
         exact = self._evaluated(value, axes, dtypes.float32)
-        fits = (d for d in (*_ZEROS, dtypes.float16) if np.array_equal(_converted(exact, d), exact))
+        fits = (d for d in narrow if np.array_equal(_converted(exact, d), exact))
         dtype = next(fits, dtypes.float32)
         kept = self._kept(hint, product, exact.astype(dtype.numpy), dtype)
         return cast(load(kept, [var(a) for a in axes]), dtypes.float32)
@@ -240,8 +244,8 @@ class _Change:
         walked: tuple[Axis, ...]
         first: Expr = var(blocks) * weights.block if blocks is not None else const(0)
         zero, scale = (simplify(substitute(x, {product.place: first})) for x in (weights.zero, weights.scale))
-        zero = self._parameter("zeros", product, simplify(zero - const(low, dtypes.float32)), blocks)
-        scale = self._parameter("scales", product, scale, blocks)
+        zero = self._parameter("zeros", product, simplify(zero - const(low, dtypes.float32)), blocks, _ZEROS)
+        scale = self._parameter("scales", product, scale, blocks, (dtypes.float16,))
         at = [var(column), *(() if blocks is None else (var(blocks),))]
         shape = [codes.shape[0], *(() if blocks is None else (depth // weights.block,))]
         packed = codes.astype(np.uint8)

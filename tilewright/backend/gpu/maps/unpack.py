@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.expr import Axis, Const, Expr, Load, axes_of, cast, const, is_op, loads, var, walk
@@ -11,8 +12,10 @@ from tilewright.tile_graph.algebra.propagate import extent_of
 
 UNPACK, UNPACKED = "unpack8", 8  # the instruction, and elements that it takes
 PLACES = 16  # of the sum whose codes of 4 bits lie in eight bytes, lower halves first
-_COPIES = (4, 8, 16)  # bytes that are copied at a time, without a thread waiting for them
-PARTS = (64, 128, 256)  # places of the sum that products of packed weights may take at a time
+PARTS = (128, 256, 512)  # places of the sum that products of packed weights may take at a time
+FETCHED = 4 * PLACES  # that four lanes of a warp, which share a column, fetch at a time
+_WALKED = {4: 3, 8: 1}  # axes of a block of the sum, by bits of a code
+_WORD = 4  # bytes that are copied at the least, without a thread waiting for them
 _LARGEST_ZERO = 512
 
 
@@ -27,37 +30,48 @@ class Unpacking:
 
 @dataclass(frozen=True)
 class Packed:
-    """An operand half((code - zero) · scale) with codes of 4 bits, whose parameters change every `block` places."""
+    """An operand half((code - zero) · scale) with codes of so many bits, whose parameters change every `block` places,
+    if at all."""
 
+    bits: int
     codes: Load
     zero: Expr
     scale: Expr
     block: int
-    blocks: int
+    length: int
+
+    def parameters(self) -> list[Load]:
+        """Zero points and scales that are read."""
+        return [n for n in dict.fromkeys(loads(self.zero, self.scale)) if isinstance(n, Load)]
 
     def parts(self) -> tuple[int, ...]:
-        """Places of the sum, none being left over, of which all parameters can be copied, a column at a time."""
-        sizes = [n.dtype.bytes for n in loads(self.zero, self.scale)]
-        return tuple(p for p in PARTS if self.block * self.blocks % p == 0
-                     and all(p // self.block * size in _COPIES for size in sizes))  # fmt: skip
+        """Places of the sum, none being left over, whose parameters are whole words of a column."""
+        sizes = [n.dtype.bytes for n in self.parameters()] if self.block < self.length else []
+        return tuple(p for p in PARTS if self.length % p == 0 and (not sizes or p % self.block == 0)
+                     and all(p // self.block * size % _WORD == 0 for size in sizes))  # fmt: skip
 
 
 def packed_side(value: Expr, reduction: Sequence[Axis]) -> Packed | None:
-    """An operand of a product as codes that are walked block by block, in sixteens, halves and eights."""
-    if len(reduction) != 4:
-        return None
-    blocks, sixteen, half, near = reduction
-    found = _unpacking(value, near)
-    if found is None or half.extent != 2 or near.extent != UNPACKED or found.byte.indices[-1] is not var(near):
+    """An operand of a product as codes that are walked block by block: in sixteens, halves and eights those of 4 bits,
+    which two share a byte."""
+    found = _unpacking(value, reduction[-1])
+    if found is None or found.byte.indices[-1] is not var(reduction[-1]):
         return None
     shift, mask, zero, scale = found.scalars
-    if not isinstance(mask, Const) or mask.value != 15 or shift is not cast(var(half) * 4, dtypes.int32):
+    bits = 4 if isinstance(mask, Const) and mask.value == 15 else 8
+    outer, inner = reduction[: -_WALKED[bits]], reduction[-_WALKED[bits] :]
+    if len(outer) > 1 or len(inner) < _WALKED[bits]:
         return None
-    every = all(blocks in axes_of(*n.indices) for n in loads(zero, scale))
-    if not every or isinstance(scale, Const) or {sixteen, half} & set(axes_of(zero, scale)):
+    if bits == 4:
+        _, half, near = inner
+        if half.extent != 2 or near.extent != UNPACKED or shift is not cast(var(half) * 4, dtypes.int32):
+            return None
+    numbers = loads(zero, scale)
+    if any(set(outer) != set(axes_of(*n.indices)) & set(reduction) for n in numbers):
         return None
-    made = Packed(found.byte, zero, scale, PLACES * extent_of(sixteen.extent), extent_of(blocks.extent))
-    return made if made.parts() else None
+    block = prod(extent_of(a.extent) for a in inner)
+    made = Packed(bits, found.byte, zero, scale, block, block * prod(extent_of(a.extent) for a in outer))
+    return made if block % PLACES == 0 and made.parts() else None
 
 
 def unpackings(value: Expr, lane: Axis) -> list[Unpacking]:

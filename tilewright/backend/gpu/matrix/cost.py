@@ -14,6 +14,7 @@ from math import ceil
 
 import numpy as np
 
+from tilewright.backend.gpu.maps.unpack import FETCHED
 from tilewright.backend.gpu.matrix.epilogue import SUMS_PAD
 from tilewright.backend.gpu.matrix.lower import PADDED, SWIZZLED
 from tilewright.intrinsics.gpu_matrix import FORMS, ROW_BYTES, MatrixForm
@@ -47,11 +48,12 @@ _MET_LINES = 1.9  # times the rate of the L2: lines that several multiprocessors
 _PADDED_SLOWER = 1.5  # times the time of fragments and copies in lines that are padded
 _OVERLAP = 2.7  # units at work together take the mean of this power: 1 in turn, infinity all at once
 _THROUGH_SHARED = 4.0  # times the time to write the sums into shared memory, for their way out
-# how operands come to shared memory, and codes of 4 bits, which are unpacked on their way to the registers
-COPIED_AS_IT_LIES, COMPUTED, BY_ELEMENT, UNPACKED = range(4)
-_WAY_SLOTS = (0, 20, 40, 4)  # issue slots of an element, one thread
-_WAY_CYCLES = (0, 40, 80, 0)  # and cycles until the thread has it there
-_PACKED = 0.42  # of the bytes of 16-bit elements that such codes take, with scales and what their lines are padded by
+# how operands come to shared memory, and codes of 4 and 8 bits, which are unpacked on their way to the registers
+COPIED_AS_IT_LIES, COMPUTED, BY_ELEMENT = range(3)
+UNPACKED = {4: 3, 8: 4}
+_WAY_SLOTS = (0, 20, 40, 5, 5)  # issue slots of an element, one thread
+_WAY_CYCLES = (0, 40, 80, 0, 0)  # and cycles until the thread has it there
+_NUMBERS = 3 / 32  # bytes of scales and zero points that go with a code
 _STORED = 5  # issue slots of an element of the result, one thread
 # Cycles between instructions of a warp that has its scheduler to itself, each of which waits for the one before. Of 280
 # plans of 12 products with epilogues, the chosen ones took 1.16 times as long as the best with 1, and 1.02 with 3.
@@ -178,7 +180,7 @@ def _ways(
 ) -> tuple[_Tried, Numbers, tuple[Numbers, Numbers, Numbers, Numbers]] | None:
     """All ways, their seconds, and what else is known of them; None where there is none."""
     form = FORMS[instruction]
-    if (form.along_sum and not all(product.runs)) or (form.warps > 1 and UNPACKED in product.ways):
+    if (form.along_sum and not all(product.runs)) or (form.warps > 1 and product.steps):
         return None
     near, far = (min(n, MOST_BLOCK) for n in (product.rows, product.columns))
     twice = product.anew > 0
@@ -214,7 +216,7 @@ def _shapes(
                 if _kept(height, width, twice) + _REGISTERS_TAKEN > registers:
                     continue
                 for step in steps or [size // form.operand.bytes for size in _STEP_BYTES]:
-                    if step // (form.depth * groups) >= _LEAST_STEPS:
+                    if step // ((FETCHED if steps else form.depth) * groups) >= _LEAST_STEPS:
                         found.append((height * down, width * across, height, width, step, groups))
     return np.array(found, dtype=np.int64).reshape(-1, 6)
 
@@ -287,7 +289,7 @@ class _Tried:
         assert rate is not None
         tensor = self.rows * self.columns * self.step / (rate / target.clock)
         slower = [np.where(padded, _PADDED_SLOWER, 1.0) for padded in self.padded]
-        less = [_PACKED if way == UNPACKED else 1.0 for way in self.product.ways]
+        less = [self._share(way) for way in self.product.ways]
         through = self.rows * (self.read_rows + 1) * slower[0] * less[0] + (
             self.columns * (self.read_columns + 1) * slower[1] * less[1])  # fmt: skip
         near = target.local.bandwidth / target.clock
@@ -301,6 +303,14 @@ class _Tried:
         beyond = _MET_LINES * target.beyond_local.bandwidth / target.clock * target.units / active
         return tensor, width * self.step * through / near, width * self.step * moved / beyond
 
+    def _share(self, way: int) -> Size:
+        """Of the bytes of 16-bit elements, what codes of them take with their numbers, and what pads their lines."""
+        bits = next((b for b, packed in UNPACKED.items() if packed == way), 0)
+        if not bits:
+            return 1.0
+        fetched, lines = FETCHED * bits // 8, self.step // FETCHED
+        return ((lines + (lines % 2 == 0)) * fetched + self.step * _NUMBERS) / (self.step * self.form.operand.bytes)
+
     def _together(self, idle: Size) -> Numbers:
         """Of all units at work, the tensor cores so many times slower."""
         units = (self.tensor * idle, self.shared, self.beyond)
@@ -310,7 +320,7 @@ class _Tried:
     def _staged(self, room: int, reach: float, part: Numbers) -> tuple[Numbers, Numbers]:
         """As many stages as cover the latency, where there is room for them: blocks alone have the room. And shared
         memory of the operands and, one after the other, of the sums on their way out."""
-        each = sum(stage_bytes(size, self.step, self.form, padded) * (_PACKED if way == UNPACKED else 1)
+        each = sum(stage_bytes(size, self.step, self.form, padded) * self._share(way)
                    for size, padded, way in zip((self.rows, self.columns), self.padded, self.product.ways,
                                                 strict=True)).astype(np.int64)  # fmt: skip
         covering = self.behind + np.ceil(reach / np.maximum(self.least, part)).astype(np.int64)
@@ -343,6 +353,9 @@ class _Tried:
         # one element after the other: no part of the sum is so short that this could be hidden behind others
         single = self.step * sum(n * _WAY_CYCLES[way] for n, way in pairs if way == BY_ELEMENT) / (WARP * self.warps)
         own = np.maximum(own, single)
+        if product.steps:  # unpacking is one more unit; one warp a scheduler waits for itself
+            unpacked = slots / lanes * np.maximum(1.0, 2 * each_feeds / self.warps)
+            own = (own**self.overlap + unpacked**self.overlap) ** (1 / self.overlap)
         walked = np.where(self.parts > ahead, np.maximum(own, reach / ahead + each / (WARP * self.warps)), own)
         walked = walked * np.where(ahead < np.minimum(_WISHED_STAGES - 1, self.parts), _FEW_STAGES, 1.0)
         fragments = self.height // 16 * (self.width // 8) + (self.height + self.width) // 16

@@ -41,9 +41,9 @@ from tilewright.tile_graph.algebra.nest import Nest, data_cost
 from tilewright.tile_graph.algebra.propagate import Box, Range, Size, extent_of
 from tilewright.tile_graph.plan.form import COPIED, Barrier, Bind, Hold, Leaf, Tile, TileAxis
 
-LEAST_PACKED_ROWS = 2  # where columns are unpacked, which is done once for all rows
 LEAST_ROWS = 8  # rows and columns, and _LEAST_SUMMED steps of the sum, below which fragments are mostly empty
 _LEAST_SUMMED = 16
+_LEAST_FAR = 2  # rows, where the other operand does not stay in the L2: what is empty of fragments costs nothing
 _ANEW_OF_BYTES = 128  # elements of 8-bit floats
 _LEAST_ANEW, _ANEW_OF_ROOT = 64, 5.0  # elements at least, and times the root of a sum's length
 _MOST_STORED = 8  # columns of a packet on its way out
@@ -61,9 +61,13 @@ def instruction_of(nest: Nest, target: Target) -> str | None:
         return None
     rows, columns = (prod(extent_of(a.extent) for a in side.axes) for side in (sides.rows, sides.columns))
     length = prod(extent_of(a.extent) for a in nest.reduce_axes)
-    few = any(packed_side(side.value, nest.reduce_axes) is not None for side in (sides.rows, sides.columns))
-    least = LEAST_PACKED_ROWS if few else LEAST_ROWS
-    return sides.instruction if min(rows, columns) >= least and length >= _LEAST_SUMMED else None
+    packed = any(packed_side(side.value, nest.reduce_axes) is not None for side in (sides.rows, sides.columns))
+    outer = target.beyond_local
+    far = max(rows, columns) * length * FORMS[sides.instruction].operand.bytes > outer.capacity * outer.shared_by // 2
+    # what is unpacked takes its time, and what comes from device memory, however few the rows are
+    least = 1 if packed else _LEAST_FAR if far else LEAST_ROWS
+    enough = min(rows, columns) >= least and max(rows, columns) >= LEAST_ROWS
+    return sides.instruction if enough and length >= _LEAST_SUMMED else None
 
 
 def sides_of_leaf(nest: Nest, leaf: Leaf) -> Sides:
@@ -100,7 +104,8 @@ def ways_of(nest: Nest, leaf: Leaf, nests: Sequence[Nest], context: NestContext)
         return COPIED_AS_IT_LIES if copied else COMPUTED
 
     rows, columns = runs_of(nest, leaf, context)
-    return way(sides.rows, rows), UNPACKED if packed_columns(nest, leaf) else way(sides.columns, columns)
+    packed = packed_columns(nest, leaf)
+    return way(sides.rows, rows), way(sides.columns, columns) if packed is None else UNPACKED[packed.bits]
 
 
 def packed_columns(nest: Nest, leaf: Leaf) -> Packed | None:
@@ -249,7 +254,7 @@ def is_rolled(
     copies = 0.0
     for size, way in zip((made.rows, made.columns), ways_of(nest, leaf, nests, context), strict=True):
         elements = size * made.step / threads
-        copies += elements / (packet if way in (COPIED_AS_IT_LIES, UNPACKED) else _COMPUTED_BESIDE)
+        copies += elements / (packet if way in (COPIED_AS_IT_LIES, *UNPACKED.values()) else _COMPUTED_BESIDE)
     return written * copies > context.target.written_copies
 
 
