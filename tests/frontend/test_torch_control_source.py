@@ -32,17 +32,15 @@ def compiled(function: Callable[..., Any], *args: Any) -> CompiledModule:
     return compile_module(Function(function).eval(), args, interpreted)
 
 
-def returning_early(x: Tensor) -> Tensor:
+def raising(x: Tensor) -> Tensor:
     if x.sum() > 0:
-        return x * 2
+        raise ValueError
     return x
 
 
-def breaking(x: Tensor) -> Tensor:
-    while x.sum() > 0:
-        x = x - 1
-        if x.max() < 0:
-            break
+def returning_otherwise(x: Tensor) -> Any:
+    if x.sum() > 0:
+        return x, x
     return x
 
 
@@ -72,11 +70,11 @@ def bound_once(x: Tensor) -> Tensor:
     return y + 1
 
 
-def counting_otherwise(x: Tensor) -> Tensor:
-    n = 1
+def naming_otherwise(x: Tensor) -> Tensor:
+    mode = "tanh"
     if x.sum() > 0:
-        n = 2
-    return x * n
+        mode = "relu"
+    return torch.relu(x) if mode == "relu" else torch.tanh(x)
 
 
 def changing_a_view_or_not(x: Tensor) -> Tensor:
@@ -90,7 +88,8 @@ def changing_a_view_or_not(x: Tensor) -> Tensor:
 
 def changing_what_data_chose(x: Tensor) -> Tensor:
     y = x * 1
-    y[x[:, 0].argmax()].add_(1)
+    row = y[x[:, 0].argmax()]
+    row.add_(1)
     return y
 
 
@@ -153,6 +152,13 @@ def changed_in_another_copy(x: Tensor) -> Tensor:
     return other
 
 
+def of_open_size(x: Tensor) -> Tensor:
+    y = x * 1
+    while y.sum() < 4:
+        y = y + x[x > 0].sort().values[0]
+    return y
+
+
 class Setting(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.sum() > 0:
@@ -161,13 +167,14 @@ class Setting(torch.nn.Module):
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "return": (returning_early, r"control_source.py:\d+: a tensor decides .* there is return in it"),
-    "break": (breaking, r"control_source.py:\d+: a tensor decides .* there is break in it"),
+    "raise": (raising, r"control_source.py:\d+: a tensor decides .* there is raise in it"),
+    "built": (returning_otherwise, r"control_source.py:\d+: what is returned is built otherwise in the two branches"),
     "shape": (growing, r"control_source.py:\d+: 'x' changes from float32\[4, 3\] to float32\[8, 3\] with a step"),
     "type": (turning, r"control_source.py:\d+: 'x' changes from float32\[4, 3\] to int64\[4, 3\] with a step"),
     "list": (listing, r"control_source.py:\d+: a list is changed where a tensor decides how often"),
     "name": (bound_once, r"'y' is bound in one only in the two branches at .*control_source.py:\d+"),
-    "number": (counting_otherwise, r"'n' is another plain value \(make it a tensor\) in the two branches"),
+    "word": (naming_otherwise, r"'mode' is another plain value in the two branches at .*control_source.py:\d+"),
+    "size": (of_open_size, r"control_source.py:\d+: .* tensor whose size data tell"),
     "view": (changing_a_view_or_not, r":\d+: a tensor is changed in place that is a view of another"),
     "next step": (changed_in_one_step_read_in_the_next, r":\d+: a tensor is changed in place that is a view"),
     "other branch": (changed_in_one_branch_read_in_the_other, r":\d+: a tensor is changed in place that is a view"),
@@ -192,6 +199,102 @@ def test_what_cannot_be_followed_is_named_with_its_line(name: str) -> None:
 def test_an_attribute_set_in_a_branch_is_named() -> None:
     with pytest.raises(UnsupportedError, match=r"there is an assignment to \.last in it"):
         compile_module(Setting().eval(), (ramp(4, 3),), interpreted)
+
+
+def returning_early(x: Tensor) -> Any:
+    y = x * 1
+    if x.sum() > 0:
+        if x[0].sum() > 1:
+            return y * 2, y
+        y += 1
+        return y, x
+    y[1:] -= 1
+    if y[0].max() > -1:
+        return x, y
+    return y * 3, y
+
+
+def leaving_a_loop(x: Tensor) -> Any:
+    """A counter and steps that are passed over, decided by data."""
+    y, z, n = x * 1, x * 0, 0
+    for i in range(4):
+        if y.sum() > 4:
+            break
+        if x[i].sum() < 0:
+            n += 1
+            continue
+        y += 1
+        z[i] = y[i] + n
+    return y, z
+
+
+def asking_plainly(x: Tensor) -> Any:
+    y = x * 1
+    if bool(x.mean() < -0.1):
+        y += 1
+    if x.sum().item() > 0.5:
+        y[x > 0] -= 0.5
+    return y
+
+
+def returning_from_loops(x: Tensor) -> Any:
+    y, scale = x * 1, 0.5
+    if x.sum() > 0:
+        scale = 2.5
+    for row in x[2:]:
+        for k in range(2):
+            if row[k] > 0.7:
+                return y * scale, y + 1
+            y[k] += row[0]
+    else:
+        y[0] -= 1
+    return y * scale, y
+
+
+def leaving_over_a_list(x: Tensor) -> Any:
+    """Elements of a list, exchanged and replaced where data say so."""
+    kept = [x[0] * 2, x[1], x[2] - x[0]]
+    for k, row in enumerate(kept):
+        if row.sum() > 1:
+            kept[0], kept[1] = kept[1], kept[0]
+            break
+        kept[2] = kept[2] + row * k
+    while kept[2].sum() < 3:
+        kept[2] = kept[2] + 1
+    return torch.stack(kept)
+
+
+def masked_in_a_loop(x: Tensor) -> Any:
+    y, n = x * 1, 0
+    while y.max() < 3 and n < 6:
+        n += 1
+        y[y > x] = y[y > x] * 2
+        y[x > 0] += x[x > 0] + 0.5
+        if len(y[y > 1]) > 3:
+            y[: int((x > 0).sum()) // 4] -= 0.25
+        y = y + y[y > 0].sum() * 0.125 + (y > 1).nonzero().shape[0]
+    return y, n + 0 * y.sum()
+
+
+def counted_by_data(x: Tensor) -> Any:
+    y = x * 1
+    most = max(x[0].argmax().item(), 1) + 2
+    for i in range(most):
+        if 0 < y[i].sum() < 1:
+            continue
+        y[i] = y[i - 1] / (abs(x.min().item()) + 1)
+    return y
+
+
+EXITS = [leaving_a_loop, asking_plainly, leaving_over_a_list, masked_in_a_loop]
+SLOW_EXITS = [returning_early, returning_from_loops, counted_by_data]
+
+
+@pytest.mark.parametrize("function", [*EXITS, *(pytest.param(f, marks=pytest.mark.slow) for f in SLOW_EXITS)])
+def test_early_exits_and_plain_questions_are_followed(function: Callable[..., Any]) -> None:
+    fast = compiled(function, ramp(4, 3))
+    for shift in (0.0, -0.5, 0.4):
+        torch.testing.assert_close(fast(ramp(4, 3) + shift), function(ramp(4, 3) + shift))
 
 
 def nested(x: Tensor) -> Any:
@@ -243,6 +346,18 @@ def made_in_a_step(x: Tensor) -> Any:
     return y
 
 
+def made_and_handed_on(x: Tensor) -> Any:
+    """What a step makes, changes and hands on to the next one, which makes its own."""
+    d, n = x * 1, 0
+    while n < 3 and d.sum() < 50:
+        z = d + x
+        if z.max() > 1:
+            z[1:][0] -= 0.5
+        d = z if x.sum() > 0 else x - 1
+        n = n + 1
+    return d
+
+
 def carried_and_changed(x: Tensor) -> Any:
     """What a loop carries, bound anew in a branch or not, and changed behind it."""
     z, total, n = x * 1, x * 0, 0
@@ -272,6 +387,7 @@ def changed_and_not_read(x: Tensor) -> Any:
     [
         in_the_other_branch,
         pytest.param(made_in_a_step, marks=pytest.mark.slow),
+        made_and_handed_on,
         pytest.param(carried_and_changed, marks=pytest.mark.slow),
         changed_and_not_read,
     ],

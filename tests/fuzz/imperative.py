@@ -4,6 +4,7 @@ branches and loops that data decide; whole and through dynamo, against PyTorch i
     python -m tests.fuzz.imperative --programs 1000       by the interpreter
     python -m tests.fuzz.imperative --native 200          as machine code
     ... --aliases                                         with several names for one tensor: more is rightly refused
+    ... --idioms                                          of early exits, items, masks, lists (tests/fuzz/idioms.py)
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch import nn
 
 import tilewright
 from tests.frontend.torch_programs import interpreted
+from tests.fuzz.idioms import idioms
 from tilewright.errors import TilewrightError
 from tilewright.integrations.torch_backend import tilewright as dynamo_backend
 from tilewright.pytorch.backend import compile_for_dynamo
@@ -105,8 +107,8 @@ class Draw:
         self.add(depth + 1, f"{number} = {number} + 1")
 
 
-def program(seed: int, aliases: bool = False) -> tuple[str, type[nn.Module]]:
-    """A module of so many random statements; every other one has control that data decide."""
+def statements(seed: int, aliases: bool = False) -> str:
+    """The text of a module of so many random statements; every other one has control that data decide."""
     draw = Draw(random.Random(seed), _NEW + _SAME if aliases else _NEW)
     for name, text in zip(_NAMES, ("x * 1", "y + 0.5", "torch.tanh(x) * 2", "x - y"), strict=True):
         draw.add(0, f"{name} = {text}")
@@ -117,12 +119,17 @@ def program(seed: int, aliases: bool = False) -> tuple[str, type[nn.Module]]:
     draw.block(0, draw.random.randint(2, 5))
     chosen = draw.random.sample(_NAMES, 2)
     draw.add(0, f"return {chosen[0]}, {chosen[1]} * 1, {chosen[0]}.sum() + {_NAMES[0]}[1:][0]")
-    text = "\n".join(["class Drawn(nn.Module):", "    def forward(self, x, y):", *draw.lines, ""])
-    file = f"<program {seed}>"
+    return "\n".join(["class Drawn(nn.Module):", "    def forward(self, x, y):", *draw.lines, ""])
+
+
+def module_of(text: str, seed: int) -> type[nn.Module]:
+    """The module of a text, with its source where Python looks for it."""
+    file = f"program_{seed}.py"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     scope: dict[str, Any] = {"torch": torch, "nn": nn, "__name__": "drawn"}
     exec(compile(text, file, "exec"), scope)
-    return text, scope["Drawn"]
+    drawn: type[nn.Module] = scope["Drawn"]
+    return drawn
 
 
 def arguments(seed: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -130,14 +137,14 @@ def arguments(seed: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(4, 3, generator=generator), torch.randn(4, 3, generator=generator) * 2
 
 
-def judge(seed: int, compiled: Callable[[nn.Module, Any], Any], aliases: bool = False) -> tuple[str, str]:
+def judge(text: str, seed: int, compiled: Callable[[nn.Module, Any], Any]) -> tuple[str, str]:
     """Whether it is right, refused, wrong or broken, and why."""
-    text, kind = program(seed, aliases)
+    kind = module_of(text, seed)
     plain = kind().eval()
     try:
         for number in range(4):
             plain(*arguments(seed, number))
-    except RuntimeError:
+    except (RuntimeError, IndexError):
         return "passed over", ""  # by PyTorch itself
     try:
         fast = compiled(kind().eval(), arguments(seed, 0))
@@ -178,6 +185,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first one's")
     parser.add_argument("--way", choices=["compile", "torch.compile"], help="one of the two")
     parser.add_argument("--aliases", action="store_true", help="with several names for one tensor")
+    parser.add_argument("--idioms", action="store_true", help="of early exits, items, masks, lists")
     given = parser.parse_args()
     logging.disable(logging.ERROR)
     warnings.simplefilter("ignore")
@@ -188,8 +196,9 @@ def main() -> int:
                 continue
             found: Counter[str] = Counter()
             for seed in range(given.seed, given.seed + count):
+                text = idioms(seed) if given.idioms else statements(seed, given.aliases)
                 with torch.no_grad():
-                    verdict, why = judge(seed, compiled, given.aliases)
+                    verdict, why = judge(text, seed, compiled)
                 found[verdict] += 1
                 if why:
                     print(f"{seed}: {verdict}: {why}", flush=True)

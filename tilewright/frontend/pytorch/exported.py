@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from io import StringIO
+from pathlib import Path
 from typing import Any, Literal
 
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from tilewright import errors
 from tilewright.errors import ModelError, TilewrightError, UnsupportedError
 from tilewright.frontend.pytorch.aliases import Group, View, laid_out, shared_outputs, storages, view_beside, view_of
 from tilewright.frontend.pytorch.attributes import Snapshot, snapshot
@@ -113,10 +118,9 @@ def export(
     with rewritten_control(module):
         try:
             return _read(followed, *_program(module, followed, given, by_name), origins, name)
-        except UnsupportedError as error:
+        except (_FollowError, UnsupportedError) as error:
+            # what rewritten code stops at is what is left of the user's own
             raise (error if isinstance(refusal, _FollowError) else refusal) from None
-        except _FollowError:
-            raise refusal from None
 
 
 def _with_long_loops(module: torch.nn.Module, read: Callable[[], Exported]) -> Exported | None:
@@ -152,11 +156,42 @@ def _program(
     ) as error:
         if isinstance(error, TilewrightError):
             raise
-        # whatever the module's own code or the exporter raises
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise _FollowError(
-            f"torch.export cannot follow {type(module).__name__}: {type(error).__name__}: {reason}"
-        ) from error
+        raise _FollowError(_why_not_followed(error, type(module).__name__)) from error
+
+
+_DATA_DEPENDENT = ("GuardOnDataDependentSymNode", "DataDependentOutputException", "DynamicOutputShapeException")
+
+
+def _why_not_followed(error: BaseException, name: str) -> str:
+    """Whatever the module's own code or the exporter raises, in one line with the place in the user's source."""
+    where = _place_of(error)
+    kind = type(error).__name__
+    reason = (str(error).strip().splitlines() or [kind])[0]
+    way_out = 'torch.compile(module, backend="tilewright") runs it in parts'
+    if kind in _DATA_DEPENDENT:
+        return (
+            f"{where or name}: what is done here depends on a number or a size that only the data tell, which compiled "
+            f"code cannot know; use tensors of fixed sizes with torch.where and masks, or {way_out}"
+        )
+    if "fake tensor in the exported program" in reason:
+        return (
+            f"{where or name}: a tensor made inside a branch or a loop that data decide is used outside of it in a way "
+            f"that is not followed; make it before, or {way_out}"
+        )
+    return f"{f'{where}: ' if where else ''}torch.export cannot follow {name}: {kind}: {reason}"
+
+
+def _place_of(error: BaseException) -> str | None:
+    """The last line of the user's own source that an error came through."""
+    ours, theirs, symbols, python = (Path(m.__file__).parent for m in (errors, torch, sympy, os))  # type: ignore[arg-type]
+    packages = str(theirs.parent)  # which lie inside Python's own folder
+    own = None
+    for frame in traceback.extract_tb(error.__traceback__):
+        file = frame.filename
+        is_python = file.startswith((str(python), "<frozen", "<eval_with_key>")) and not file.startswith(packages)
+        if not is_python and not file.startswith((str(ours), str(theirs), str(symbols))):
+            own = f"{file}:{frame.lineno}"
+    return own
 
 
 def _followed(

@@ -1,11 +1,13 @@
 """Bodies of branches and loops as graphs of their own: which tensors from around them they use, and their calls.
 
-A body is followed twice: first to see what it uses and gives, then as a function of these tensors. Those that share
-memory are one operand, of which the body makes its views."""
+A body is followed by itself, which tells what it uses and gives; its graph is then written anew as a function of these
+tensors. Those that share memory are one operand, of which the body makes its views."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,18 +16,33 @@ from torch._higher_order_ops.utils import reenter_make_fx
 from torch.fx.experimental.proxy_tensor import (
     disable_proxy_modes_tracing,
     get_proxy_mode,
-    track_tensor,
     track_tensor_tree,
 )
 from torch.utils import _pytree as pytree
 
 from tilewright.errors import UnsupportedError
-from tilewright.frontend.pytorch.own_operators import copied
-from tilewright.frontend.pytorch.python.values import Step, Values, is_data
+from tilewright.frontend.pytorch import own_operators  # noqa: F401  (which are registered)
+from tilewright.frontend.pytorch.python.values import Step, Unbound, Values, is_data
+
+_KINDS = (list, dict, set)
+CONTAINERS = ("a list", "a dict", "a set")
+_aten = torch.ops.aten
+_own = torch.ops.tilewright
+
+
+@dataclass(frozen=True)
+class Pick:
+    """A tensor among what a body gives: a leaf of what a name has, or one that is never read."""
+
+    name: int
+    leaf: int
+    like: torch.Tensor  # of the type and shape that all ways give
+    is_blank: bool = False
+    is_final: bool = False  # no change behind it is seen through it
 
 
 class Traced:
-    """A body followed once by itself: what it gave, and which tensors it used of those that are followed outside."""
+    """A body followed by itself: what it gave, and which tensors it used of those that are followed outside."""
 
     def __init__(self, step: Step, values: Values) -> None:
         given = [x for x in pytree.tree_leaves(values) if is_data(x)]
@@ -34,38 +51,86 @@ class Traced:
             self.results = step(*values)
             return [x for x in pytree.tree_leaves(self.results) if is_data(x)]
 
-        graph = reenter_make_fx(once)(*given)
-        used = {n for n in graph.graph.nodes if n.op == "placeholder" and n.users}
-        placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
-        self.captured = [x for n, x in zip(placeholders, given, strict=True) if n in used]
-        for node in graph.graph.nodes:
-            if node.op == "get_attr" and isinstance(x := _attribute(graph, str(node.target)), torch.Tensor):
-                self.captured.append(x)
+        self._module: fx.GraphModule = reenter_make_fx(once)(*given)
+        nodes = self._module.graph.nodes
+        placeholders = [n for n in nodes if n.op == "placeholder"]
+        self._sources: dict[fx.Node, torch.Tensor] = {n: x for n, x in zip(placeholders, given, strict=True) if n.users}
+        for node in nodes:
+            if node.op == "get_attr" and isinstance(x := _attribute(self._module, str(node.target)), torch.Tensor):
+                self._sources[node] = x
+        self.captured = list({id(x): x for x in self._sources.values()}.values())
+
+    def check_sizes(self, where: str) -> None:
+        """An error where data tell the size of a tensor in it."""
+        check_sizes([*self.captured, *(n.meta.get("val") for n in self._module.graph.nodes)], where)
+
+    def body(self, leading: Sequence[torch.Tensor], operands: Operands, picks: Sequence[Pick]) -> fx.GraphModule:
+        """Its graph as a function of these tensors and of the operands, which gives what is picked. A number that it
+        writes down is made in it: PyTorch lifts such out of the outermost graph alone."""
+        graph = fx.Graph()
+        known: dict[int, fx.Node] = {}
+        for k, x in enumerate((*leading, *operands.roots)):
+            node = graph.placeholder(f"arg{k}_1")
+            node.meta["val"] = x
+            known[id(x)] = node
+        for root, view in operands.views:
+            if id(view) not in known and any(x is view for x in self.captured):
+                known[id(view)] = _viewed(graph, known[id(root)], root, view)
+        copies: dict[fx.Node, fx.Node] = {}
+        for node in self._module.graph.nodes:
+            source = self._sources.get(node)
+            if source is not None and id(source) in known:
+                copies[node] = known[id(source)]
+            elif source is not None and not _is_followed(source) and source.numel() == 1:
+                made = (list(source.shape), source.item())
+                copies[node] = _called(
+                    graph, _aten.full.default, made, source, dtype=source.dtype, device=source.device
+                )
+            elif node.target is _aten.lift_fresh_copy.default and copies[node.args[0]].target is _aten.full.default:
+                copies[node] = copies[node.args[0]]
+            elif node.op not in ("placeholder", "output"):
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+        (returned,) = next(n for n in self._module.graph.nodes if n.op == "output").args
+        found = self._picked(graph, [copies[n] for n in returned], picks, (*leading, *operands.roots))
+        graph.output(found)
+        return fx.GraphModule(self._module, graph)
+
+    def _picked(
+        self, graph: fx.Graph, returned: Sequence[fx.Node], picks: Sequence[Pick], given: Sequence[torch.Tensor]
+    ) -> list[fx.Node]:
+        """What is given: of what shares memory with what the body was given, what is around it or another result, a
+        copy."""
+        places: dict[tuple[int, int], fx.Node] = {}
+        nodes = iter(returned)
+        leaves = [pytree.tree_leaves(result) for result in self.results]
+        for n, parts in enumerate(leaves):
+            places |= {(n, k): next(nodes) for k, x in enumerate(parts) if is_data(x)}
+        seen = {x.untyped_storage()._cdata for x in (*given, *self.captured)}
+        found = []
+        for pick in picks:
+            value: Any = 0 if pick.is_blank else leaves[pick.name][pick.leaf]
+            kind = {"dtype": pick.like.dtype, "device": pick.like.device}
+            if not is_data(value):
+                found.append(_called(graph, _aten.full.default, (list(pick.like.shape), value), pick.like, **kind))
+                continue
+            node = places[pick.name, pick.leaf]
+            memory = value.untyped_storage()._cdata
+            is_own = memory not in seen and value.is_contiguous() and node.op == "call_function"
+            seen.add(memory)
+            copy = _aten.clone.default if pick.is_final else _own.copied.default
+            node = node if is_own else _called(graph, copy, (node,), value)
+            if value.dtype != pick.like.dtype:
+                node = _called(graph, _aten._to_copy.default, (node,), pick.like, dtype=pick.like.dtype)
+            found.append(node)
+        return found
 
 
-def followed(body: Callable[..., Any], given: Sequence[torch.Tensor]) -> fx.GraphModule:
-    """The graph of a body. A number that it writes down is made in it: PyTorch lifts such out of the outermost graph
-    alone."""
-    module: fx.GraphModule = reenter_make_fx(body)(*given)
-    graph = module.graph
-    for node in list(graph.nodes):
-        held = _attribute(module, str(node.target)) if node.op == "get_attr" else None
-        if not isinstance(held, torch.Tensor) or _is_followed(held) or held.numel() != 1:
-            continue
-        with graph.inserting_before(node):
-            made = graph.call_function(
-                torch.ops.aten.full.default, (list(held.shape), held.item()),
-                {"dtype": held.dtype, "device": held.device},
-            )  # fmt: skip
-        lifted = [n for n in node.users if n.target is torch.ops.aten.lift_fresh_copy.default]
-        made.meta["val"] = (lifted[0] if lifted else node).meta.get("val")
-        for each in (*lifted, node):
-            each.replace_all_uses_with(made)
-            graph.erase_node(each)
-    for name in [k for k, _ in module.named_buffers(recurse=False) if not any(n.target == k for n in graph.nodes)]:
-        delattr(module, name)
-    module.recompile()
-    return module
+def _called(graph: fx.Graph, target: Any, args: tuple[Any, ...], like: torch.Tensor, **named: Any) -> fx.Node:
+    """A call that gives a tensor like another one."""
+    node = graph.call_function(target, args, named)
+    with disable_proxy_modes_tracing():
+        node.meta["val"] = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+    return node
 
 
 def check_sizes(values: Sequence[Any], where: str) -> None:
@@ -93,23 +158,13 @@ class Operands:
         for x in tensors:
             if _is_followed(x):
                 groups.setdefault(x.untyped_storage()._cdata, []).append(x)
-        self._views: list[tuple[int, torch.Tensor]] = []
+        self.views: list[tuple[torch.Tensor, torch.Tensor]] = []  # of a root, and how they lie in it
         roots: list[torch.Tensor] = []
         for group in groups.values():
             root = group[0] if len(group) == 1 else _root(group)
-            self._views += [(len(roots), x) for x in group if x is not root]
+            self.views += [(root, x) for x in group if x is not root]
             roots.append(root)
         self.roots = tuple(roots)
-
-    def track(self, given: Sequence[torch.Tensor]) -> None:
-        """Inside a body: the tensors from around it are what it was given, or views of that."""
-        tracer = _tracer()
-        for root, own in zip(self.roots, given, strict=True):
-            if root is not own:
-                track_tensor(root, tracer.unwrap_proxy(own), constant=None, tracer=tracer)
-        for place, view in self._views:
-            made = given[place].as_strided(view.shape, view.stride(), view.storage_offset())
-            track_tensor(view, tracer.unwrap_proxy(made), constant=None, tracer=tracer)
 
 
 def _is_followed(x: torch.Tensor) -> bool:
@@ -117,30 +172,60 @@ def _is_followed(x: torch.Tensor) -> bool:
 
 
 def _root(group: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A tensor whose memory is that of all of them."""
-    bases = [x._base for x in group if x._base is not None]
-    for x in [*group, *bases]:
-        is_all = x.storage_offset() == 0 and x.numel() * x.element_size() == x.untyped_storage().nbytes()
-        if is_all and x.is_contiguous():
+    """A tensor of which all of them are views."""
+    memory = group[0].untyped_storage()._cdata
+    others = [x for x in _tracer().tensor_tracker if x.untyped_storage()._cdata == memory]
+    known = [x for x in (*group, *others) if all(isinstance(n, int) for n in (*x.shape, *x.stride()))]
+    for x in sorted(known, key=lambda x: -x.numel()):
+        if all(y is x or view_steps(x, y) is not None for y in group):
             return x
     x = group[0]
     return x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
 
 
-def apart(results: Sequence[Any], given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Results of a body: a copy of what shares memory with what it was given, what is around it or another one."""
-    seen = {x.untyped_storage()._cdata for x in given}
-    found = []
-    for x in results:
-        memory = x.untyped_storage()._cdata
-        is_own = memory not in seen and x.is_contiguous() and _has_proxy(x)
-        seen.add(memory)
-        found.append(x if is_own else copied(x))
-    return found
+def view_steps(x: torch.Tensor, view: torch.Tensor) -> list[tuple[Any, tuple[Any, ...]]] | None:
+    """The slices, selections and so on by which a tensor gives a view of its memory; None where there are none such."""
+    left = int(view.storage_offset() - x.storage_offset())
+    order = sorted(range(x.ndim), key=x.stride, reverse=True)
+    if left < 0 or view.dtype != x.dtype or any(x.stride(d) < 1 for d in order):
+        return None
+    starts = [0] * x.ndim
+    for d in order:
+        starts[d], left = divmod(left, x.stride(d))
+    sources: dict[int, int] = {}  # a dimension of the tensor to one of the view
+    for k in (k for k in range(view.ndim) if view.shape[k] > 1):
+        step = view.stride(k)
+        fits = (d for d in order if d not in sources and step > 0 and step % x.stride(d) == 0)
+        found = next((d for d in fits if starts[d] + (view.shape[k] - 1) * (step // x.stride(d)) < x.shape[d]), None)
+        if found is None:
+            return None
+        sources[found] = k
+    if left or any(starts[d] >= x.shape[d] for d in range(x.ndim)):
+        return None
+    steps: list[tuple[Any, tuple[Any, ...]]] = []
+    for d in reversed(range(x.ndim)):
+        if d not in sources:
+            steps.append((_aten.select.int, (d, starts[d])))
+            continue
+        size, step = view.shape[sources[d]], view.stride(sources[d]) // x.stride(d)
+        if (starts[d], size, step) != (0, x.shape[d], 1):
+            steps.append((_aten.slice.Tensor, (d, starts[d], starts[d] + (size - 1) * step + 1, step)))
+    kept = [sources[d] for d in sorted(sources)]
+    if kept != sorted(kept):
+        steps.append((_aten.permute.default, ([kept.index(k) for k in sorted(kept)],)))
+    return steps + [(_aten.unsqueeze.default, (k,)) for k in range(view.ndim) if view.shape[k] == 1]
 
 
-def _has_proxy(x: torch.Tensor) -> bool:
-    return isinstance(_tracer().unwrap_proxy(x), fx.Proxy)
+def _viewed(graph: fx.Graph, node: fx.Node, x: torch.Tensor, view: torch.Tensor) -> fx.Node:
+    steps = view_steps(x, view)
+    if steps is None:
+        steps = [(_aten.as_strided.default, (list(view.shape), list(view.stride()), view.storage_offset()))]
+    for target, args in steps:
+        with disable_proxy_modes_tracing():
+            x = target(x, *args)
+        node = graph.call_function(target, (node, *args))
+        node.meta["val"] = x
+    return node
 
 
 def _tracer() -> Any:
@@ -177,25 +262,82 @@ def write_back(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) 
 
 
 class Containers:
-    """Lists and dicts that a body can reach: followed once for all steps, it must leave them as they are."""
+    """Lists and dicts that a body may change: what they hold is given to it and by it like the values of names, so that
+    both branches begin with the same and a loop carries it."""
 
     def __init__(self, values: Values, where: str) -> None:
-        self._kept = [(x, _contents(x)) for x in values if isinstance(x, list | dict | set)]
+        found: dict[int, Any] = {}
+
+        def look(x: Any) -> None:
+            if type(x) in _KINDS and id(x) not in found:
+                found[id(x)] = x
+            if isinstance(x, list | tuple | dict):
+                for part in x.values() if isinstance(x, dict) else x:
+                    if isinstance(part, tuple | list | dict | set):
+                        look(part)
+
+        for value in values:
+            look(value)
+        self._all = list(found.values())
         self._where = where
 
-    def check(self) -> None:
-        for x, before in self._kept:
-            now = _contents(x)
-            if len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):
+    def held(self) -> Values:
+        return tuple(x.copy() for x in self._all)
+
+    def put(self, contents: Values) -> None:
+        for x, now in zip(self._all, contents, strict=True):
+            if isinstance(now, Unbound):
+                raise changed_container(self._where, CONTAINERS[_KINDS.index(type(x))])
+            if not _is_same(x, now):
                 x.clear()
-                if isinstance(x, dict):
-                    x.update(zip(before[::2], before[1::2], strict=True))
-                else:
-                    (x.extend if isinstance(x, list) else x.update)(before)
-                raise UnsupportedError(
-                    f"{self._where}: a {type(x).__name__} is changed where a tensor decides how often; write into a "
-                    f"tensor that is made before, such as ys[t] = y"
-                )
+                (x.extend if isinstance(x, list) else x.update)(now)
+
+    def around(self, step: Step, gives: bool = True) -> Step:
+        """A step that is given what they hold behind its own values, and gives what they hold then."""
+
+        def run(*values: Any) -> Any:
+            count = len(values) - len(self._all)
+            self.put(values[count:])
+            found = step(*values[:count])
+            return (*found, *self.held()) if gives else found
+
+        return run
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(CONTAINERS[_KINDS.index(type(x))] for x in self._all)
+
+    @contextmanager
+    def put_back(self) -> Iterator[None]:
+        """Behind it they hold what they held before, whatever was followed meanwhile."""
+        before = self.held()
+        try:
+            yield
+        finally:
+            self.put(before)
+
+    def changed_by(self, step: Step, values: Values) -> Containers:
+        """Those that a step changes."""
+        before = self.held()
+        with self.put_back():
+            if self._all:
+                Traced(step, values)
+            changed = [x for x, then in zip(self._all, before, strict=True) if not _is_same(x, then)]
+        found = Containers((), self._where)
+        found._all = changed
+        return found
+
+
+def changed_container(where: str, kind: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{where}: {kind} is changed where a tensor decides how often; write into a tensor that is made before, such "
+        f"as ys[t] = y"
+    )
+
+
+def _is_same(x: Any, other: Any) -> bool:
+    now, then = _contents(x), _contents(other)
+    return len(now) == len(then) and all(a is b for a, b in zip(now, then, strict=True))
 
 
 def _contents(x: Any) -> list[Any]:

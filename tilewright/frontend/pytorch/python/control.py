@@ -17,16 +17,17 @@ from tilewright.frontend.pytorch.mutations import carry_changed, changed_places,
 from tilewright.frontend.pytorch.python.bodies import (
     Containers,
     Operands,
+    Pick,
     Traced,
-    apart,
     check_sizes,
     emit,
-    followed,
     write_back,
 )
-from tilewright.frontend.pytorch.python.elements import get, put, put_changed
+from tilewright.frontend.pytorch.python.elements import change_part, get, put, put_changed
+from tilewright.frontend.pytorch.python.exits import LEFT, STEP
+from tilewright.frontend.pytorch.python.numbers import Numbers
 from tilewright.frontend.pytorch.python.rewriting import CALLS, rewritten_code, with_code
-from tilewright.frontend.pytorch.python.state import State, agreed, picked
+from tilewright.frontend.pytorch.python.state import State, agreed
 from tilewright.frontend.pytorch.python.values import Step, Unbound, Values, flag, is_data, number
 
 _higher = torch.ops.higher_order
@@ -36,6 +37,8 @@ _AUGMENTED = {name: getattr(operator, f"i{function}") for name, function in {
 }.items()}  # fmt: skip
 
 
+_ORDERS = {"Lt": operator.lt, "LtE": operator.le, "Gt": operator.gt, "GtE": operator.ge, "Eq": operator.eq,
+           "NotEq": operator.ne}  # fmt: skip
 SHORT = 16  # steps of a loop over plain numbers that are written out one by one
 
 
@@ -45,6 +48,7 @@ class Calls:
     def __init__(self) -> None:
         self.loops = 0  # over ranges that became loops of the graph
         self._rewrites: dict[CodeType, CodeType | None] = {}  # None where there is no source
+        self._numbers = Numbers()
 
     # names and functions
 
@@ -56,15 +60,18 @@ class Calls:
 
     def called(self, function: Any) -> Any:
         """A function as rewritten code calls it: rewritten too, where it is the user's own."""
+        numeric = self._numbers.called(function)
+        if numeric is not function:
+            return numeric
         if isinstance(function, FunctionType):
             own = {torch.cond: self.cond, while_loop: self.while_loop}.get(function)
             return own if own is not None else self.rewritten(function)
         if isinstance(function, MethodType) and isinstance(function.__func__, FunctionType):
             made = self.rewritten(function.__func__)
             return function if made is function.__func__ else MethodType(made, function.__self__)
-        return self._number if function is int else function
+        return function
 
-    def rewritten(self, function: FunctionType) -> Any:
+    def rewritten(self, function: FunctionType, is_last: bool = False) -> Any:
         room = (function.__module__ or "").partition(".")[0]
         if room in ("torch", "builtins", "typing", "math", "numpy") or function.__name__ == "<lambda>":
             return function
@@ -73,19 +80,17 @@ class Calls:
         code = function.__code__
         if code not in self._rewrites:
             try:
-                self._rewrites[code] = rewritten_code(function)
+                self._rewrites[code] = rewritten_code(function, is_last)
             except UnsupportedError:
                 self._rewrites[code] = None  # it may have no control that tensors decide
         made = self._rewrites[code]
         return function if made is None else with_code(function, made, self)
 
-    def _number(self, *args: Any) -> Any:
-        """What int() gives: of a tensor that holds a whole number one that data tell."""
-        if len(args) == 1 and isinstance(args[0], torch.SymInt):
-            return args[0]
-        if len(args) == 1 and is_data(args[0]) and not args[0].dtype.is_floating_point:
-            return args[0].item()
-        return int(*args)
+    def given(self, value: Any, where: str) -> Any:
+        """What a function returns whichever way it is left."""
+        if isinstance(value, Unbound):
+            raise UnsupportedError(f"{where}: what is returned {value.why}")
+        return value
 
     # expressions
 
@@ -112,6 +117,18 @@ class Calls:
                     return new
         return found
 
+    def compared(self, kinds: Sequence[str], *values: Callable[[], Any]) -> Any:
+        """`a < b < c`: each value once, as far as the answer is open."""
+        last = values[0]()
+
+        def next_one(kind: str, value: Callable[[], Any]) -> Any:
+            nonlocal last
+            before, last = last, value()
+            return _ORDERS[kind](before, last)
+
+        pairs = zip(kinds, values[1:], strict=True)
+        return self.all_of(*(lambda k=k, v=v: next_one(k, v) for k, v in pairs))
+
     def choose(self, test: Any, then: Callable[[], Any], otherwise: Callable[[], Any], where: str) -> Any:
         if not is_data(test):
             return then() if test else otherwise()
@@ -130,6 +147,10 @@ class Calls:
     def several(self, values: Any, where: str) -> Any:
         return values
 
+    def is_set(self, flag: Any) -> bool:
+        """Whether a loop has been left for certain."""
+        return flag is True
+
     # elements
 
     def get(self, x: Any, key: Any) -> Any:
@@ -139,40 +160,41 @@ class Calls:
     def put(self, x: Any, key: Any, value: Any) -> None:
         put(x, key, value)
 
+    def change(self, x: Any, key: Any, name: str, *args: Any, **named: Any) -> Any:
+        return change_part(x, key, name, *args, **named)
+
     def put_changed(self, x: Any, key: Any, kind: str, value: Any) -> None:
         put_changed(x, key, _AUGMENTED[kind], value)
 
     # statements
 
     def branch(
-        self, test: Any, then: Step, otherwise: Step, names: Sequence[str], values: Values, read: Values, where: str
-    ) -> Values:
+        self, test: Any, then: Step, otherwise: Step, names: Sequence[str], values: Values, read: Values, where: str,
+        side_that_returns: int | None = None,
+    ) -> Values:  # fmt: skip
         if not is_data(test):
             found: Values = (then if test else otherwise)(*values)
             return found
-        kept = Containers(read, where)
-        seen = [Traced(step, values) for step in (then, otherwise)]
-        kept.check()
-        check_sizes([x for t in seen for x in (*t.captured, *pytree.tree_leaves(t.results))], where)
-        outputs, results = agreed([t.results for t in seen], names, where)
-        operands = Operands([t.captured for t in seen])
-        bodies = []
-        for step, picks in zip((then, otherwise), outputs, strict=True):
-            def body(*given: torch.Tensor, step: Step = step, picks: Sequence[tuple[int, ...]] = picks) -> Any:
-                operands.track(given)
-                results = step(*values)
-                return apart([picked(results, pick) for pick in picks], given)
-
-            bodies.append(followed(body, operands.roots))
-        kept.check()
-        shown = [picked(seen[0].results, pick) for pick in outputs[0]]
+        lists = Containers(read, where)
+        steps = [lists.around(step) for step in (then, otherwise)]
+        given = (*values, *lists.held())
+        with lists.put_back():
+            seen = [Traced(step, given) for step in steps]
+            for one in seen:
+                one.check_sizes(where)
+            outputs, results = agreed([t.results for t in seen], (*names, *lists.names), where, side_that_returns)
+            operands = Operands([t.captured for t in seen])
+            bodies = [one.body((), operands, picks) for one, picks in zip(seen, outputs, strict=True)]
+        shown = [pick.like for pick in outputs[0]]
         changed = changed_places(bodies)
         for graph in bodies:
             give_changed(graph, changed)
         targets = [operands.roots[k] for k in changed]
         emitted = emit(_higher.cond, bodies, (flag(test),), (operands.roots,), [*shown, *targets])
         write_back(targets, emitted[len(shown) :])
-        return results(emitted)
+        made = results(emitted)
+        lists.put(made[len(names) :])
+        return made[: len(names)]
 
     def repeat(
         self, test: Step, body: Step, names: Sequence[str], values: Values, augmented: Sequence[str], read: Values,
@@ -197,8 +219,11 @@ class Calls:
                     return self._counted(start, stop, step, body, names, values, augmented, read, where)
                 except UnsupportedError:
                     pass  # what only Python's own loop can do
+            left = f"{LEFT}{names[0].removeprefix(STEP)}"
             for place in range(start, stop, step):
                 values = body(place, *values[1:])
+                if left in names and values[names.index(left)] is True:
+                    break
             return values
         return self._counted(start, stop, step, body, names, values, augmented, read, where)
 
@@ -211,8 +236,12 @@ class Calls:
             raise UnsupportedError(f"{where}: the step of a range is a tensor; make it a number")
         counter = number(start)
 
-        def goes_on(place: Any, *_: Any) -> Any:
-            return place < stop if step > 0 else place > stop
+        left = f"{LEFT}{names[0].removeprefix(STEP)}"
+
+        def goes_on(place: Any, *others: Any) -> Any:
+            is_inside = place < stop if step > 0 else place > stop
+            is_left = left in names and others[names.index(left)]
+            return is_inside if is_left is False else self.all_of(lambda: self.inverse(is_left), lambda: is_inside)
 
         def one(place: Any, _: Any, *others: Any) -> Any:
             return (place + step, *body(place, *others))
@@ -231,28 +260,26 @@ class Calls:
     ) -> Values:  # fmt: skip
         """A loop that data end. Carried are the tensors and numbers that its body binds anew; what it only changes in
         place is used like any tensor from around it."""
-        kept = Containers(read, where)
         check_sizes(pytree.tree_leaves(values), where)
-        state = State(names, values, augmented, where)
-        step = state.followed(body)
-        seen = [Traced(test, state.values()), step]
-        kept.check()
-        check_sizes([x for t in seen for x in (*t.captured, *pytree.tree_leaves(t.results))], where)
-        state.check(seen[1].results)
-        carried = state.carried()
-        operands = Operands([t.captured for t in seen], carried)
-        count = len(carried)
-
-        def goes_on(*given: torch.Tensor) -> Any:
-            operands.track(given[count:])
-            return flag(test(*state.values(given[:count]))).clone()
-
-        def one(*given: torch.Tensor) -> Any:
-            operands.track(given[count:])
-            return apart(state.leaves(body(*state.values(given[:count]))), given)
-
-        graphs = [followed(f, [*carried, *operands.roots]) for f in (goes_on, one)]
-        kept.check()
+        lists = Containers(read, where)
+        lists = lists.changed_by(body, values)
+        names, own = (*names, *lists.names), len(names)
+        test, body = lists.around(test, gives=False), lists.around(body)
+        with lists.put_back():
+            state = State(names, (*values, *lists.held()), augmented, where)
+            step = state.followed(body)
+            asked = Traced(lambda *given: (flag(test(*given)).clone(),), state.values())
+            seen = [asked, step]
+            for each in seen:
+                each.check_sizes(where)
+            state.check(step.results)
+            carried = state.carried()
+            operands = Operands([t.captured for t in seen], carried)
+            count = len(carried)
+            graphs = [
+                asked.body(carried, operands, [Pick(0, 0, asked.results[0])]),
+                step.body(carried, operands, state.picks()),
+            ]
         if changed_places(graphs[:1]):
             raise UnsupportedError(f"{where}: the test of a loop changes a tensor in place; do that in the loop")
         moved = [k - count for k in carry_changed(graphs[0], graphs[1], count, changed_places(graphs))]
@@ -260,7 +287,9 @@ class Calls:
         left = tuple(x for k, x in enumerate(operands.roots) if k not in moved)
         emitted = emit(_higher.while_loop, graphs, (), ((*carried, *targets), left), [*carried, *targets])
         write_back(targets, emitted[count:])
-        return state.after(emitted[:count])
+        found = state.after(emitted[:count])
+        lists.put(found[own:])
+        return found[:own]
 
     # PyTorch's own
 

@@ -68,10 +68,19 @@ def check_copies(module: fx.GraphModule) -> None:
             own, shared = found[once](mark), found[once](source)
             if own is not shared:
                 break
-        copies = [(found[once](m), found[once](m.args[0])) for _, m in marks]  # type: ignore[arg-type]
+        copies = [(at, found[once](m), found[once](m.args[0])) for at, m in marks]  # type: ignore[arg-type]
         for one, other in ((own, shared), (shared, own)):
-            for each in _behind(other, one, copies):
-                _check(path, one, each, own.loops)
+            for changed, node in one.changes:
+                together = [(a, b) for at, a, b in copies if not _excludes(changed, at, loops)]
+                for each in _behind(other, one, together):
+                    _check(path, one, (changed, node), each)
+
+
+def _excludes(one: Path, other: Path, loops: Sequence[Path]) -> bool:
+    """Whether two nodes never run in one call: they are in the two branches of one that no loop repeats."""
+    common = _common(one, other)
+    is_apart = common % 2 == 1 and common < min(len(one), len(other))
+    return is_apart and not any(one[: len(loop)] == loop for loop in loops if len(loop) <= common)
 
 
 def _behind(first: _Class, without: _Class, copies: Sequence[tuple[_Class, _Class]]) -> list[_Class]:
@@ -120,23 +129,28 @@ def _joined(nodes: Sequence[tuple[Path, fx.Node]], once: frozenset[Path]) -> _Cl
     return joined
 
 
-def _check(mark: Path, one: _Class, other: _Class, loops: set[Path]) -> None:
-    """Whether a change of the one behind the copy is followed by a read of the other."""
-    for changed, node in one.changes:
-        if not _follows(changed, mark, loops):
-            continue
-        if other.is_seen or any(_follows(read, changed, loops | other.loops) for read in other.reads):
-            raise UnsupportedError(
-                f"{source_of(node)}: a tensor is changed in place that is a view of another, or not, as the data has "
-                f"it: it comes out of a branch, a loop or an index that data decide; change a copy (.clone()), or "
-                f"write x[i] = ... instead of changing x[i]"
-            )
+def _check(mark: Path, one: _Class, change: tuple[Path, fx.Node], other: _Class) -> None:
+    """Whether a change of the one behind the copy is followed by a read of the other. In a later step a tensor is the
+    one that it was if it outlives a step."""
+    changed, node = change
+    if not _follows(changed, mark, one.loops & other.loops):
+        return
+    if other.is_seen or any(_follows(read, changed, other.loops) for read in other.reads):
+        raise UnsupportedError(
+            f"{source_of(node)}: a tensor is changed in place that is a view of another, or not, as the data has "
+            f"it: it comes out of a branch, a loop or an index that data decide; change a copy (.clone()), or "
+            f"write x[i] = ... instead of changing x[i]"
+        )
+
+
+def _common(one: Path, other: Path) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _follows(one: Path, other: Path, loops: set[Path]) -> bool:
     """Whether a node may run after another: in a later step of one of these loops, or further on in the same run. Of
     the two branches of a call one alone is run."""
-    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    common = _common(one, other)
     if any(len(loop) <= common and one[: len(loop)] == loop for loop in loops):
         return True
     return common % 2 == 0 and one > other

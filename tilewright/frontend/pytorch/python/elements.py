@@ -8,10 +8,18 @@ from typing import Any
 import torch
 
 from tilewright.frontend.pytorch.own_operators import taken
+from tilewright.frontend.pytorch.python.selections import Selection, map_elements
+from tilewright.frontend.pytorch.python.values import number_like
 
 
 def get(x: Any, key: Any) -> Any:
     """x[key]; what data choose is a copy."""
+    if isinstance(x, list | tuple) and _is_index(key):
+        return taken(torch.stack([number_like(each) for each in x]), 0, key)
+    chosen = _masked(x, key)
+    if chosen is not None:
+        part, mask, _ = chosen
+        return Selection.of(part, mask)
     for dim, index in _chosen(x, key):
         x = taken(x, dim, index)
     return _left(key, x)
@@ -19,6 +27,20 @@ def get(x: Any, key: Any) -> Any:
 
 def put(x: Any, key: Any, value: Any) -> None:
     """x[key] = value."""
+    if isinstance(x, list) and _is_index(key):
+        x[:] = [torch.where(_place(key, len(x)) == k, value, each) for k, each in enumerate(x)]
+        return
+    chosen = _masked(x, key)
+    if chosen is not None:
+        part, mask, _ = chosen
+        new = _with_elements(part, mask, value)
+        if new is not None:
+            part.copy_(new)
+            return
+    _put_chosen(x, key, map_elements(value))
+
+
+def _put_chosen(x: Any, key: Any, value: Any) -> None:
     chosen = _chosen(x, key)
     if not chosen:
         x[key] = value
@@ -31,13 +53,96 @@ def put(x: Any, key: Any, value: Any) -> None:
     x.copy_(part)
 
 
+def change_part(x: Any, key: Any, name: str, *args: Any, **named: Any) -> Any:
+    """x[key].add_(...), or another such: of a part that data choose, a new value."""
+    masked = _masked(x, key)
+    if masked is not None and masked[2]:  # a view of as many rows as data tell
+        part, mask, _ = masked
+        new = part.clone()
+        getattr(new, name)(*args, **named)
+        part.copy_(torch.where(_wide(mask, part), new, part))
+        return Selection.of(part, mask)
+    chosen = [] if masked is not None else _chosen(x, key)
+    if not chosen:
+        return getattr(get(x, key), name)(*args, **named)
+    part = _left(key, _parts(x, chosen)[-1]).clone()
+    getattr(part, name)(*args, **named)
+    put(x, key, part)
+    return get(x, key)
+
+
 def put_changed(x: Any, key: Any, change: Any, value: Any) -> None:
     """x[key] += value, or another such."""
+    masked = _masked(x, key)
+    if masked is not None:
+        part, mask, _ = masked
+        new = _with_elements(part, mask, change(Selection.of(part, mask), value))
+        if new is not None:
+            part.copy_(new)
+            return
     chosen = _chosen(x, key)
     if not chosen:
-        x[key] = change(x[key], value)
+        x[key] = map_elements(change(x[key], value))
     else:
         put(x, key, change(_left(key, _parts(x, chosen)[-1]), value))
+
+
+# elements where a mask is set
+
+
+def _masked(x: Any, key: Any) -> tuple[torch.Tensor, torch.Tensor, bool] | None:
+    """What a key with a mask in front, or a slice up to a number that data tell, chooses of: a view of the tensor, the
+    mask over its first dimensions, and whether PyTorch's would be a view."""
+    if not isinstance(x, torch.Tensor) or not all(isinstance(n, int) for n in x.shape):
+        return None
+    first, *rest = key if isinstance(key, tuple) and key else (key,)
+    if not all(isinstance(k, int | slice) and not _has_data(k) for k in rest):
+        return None
+    if isinstance(first, torch.Tensor) and first.dtype is torch.bool and 0 < first.ndim <= x.ndim:
+        if first.shape != x.shape[: first.ndim]:
+            return None
+        return x[(*[slice(None)] * first.ndim, *rest)], first, False
+    if isinstance(first, slice) and _has_data(first) and first.step in (None, 1) and x.ndim:
+        at = torch.arange(x.shape[0], device=x.device)
+        mask = torch.ones_like(at, dtype=torch.bool)
+        if first.start is not None:
+            mask = mask & (at >= _bound(first.start, x.shape[0]))
+        if first.stop is not None:
+            mask = mask & (at < _bound(first.stop, x.shape[0]))
+        return x[(slice(None), *rest)], mask, True
+    return None
+
+
+def _has_data(part: Any) -> bool:
+    return isinstance(part, slice) and any(isinstance(p, torch.Tensor) for p in (part.start, part.stop, part.step))
+
+
+def _bound(value: Any, extent: int) -> Any:
+    return _place(value, extent) if isinstance(value, torch.Tensor) else value + extent if value < 0 else value
+
+
+def _wide(mask: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return mask.reshape(*mask.shape, *[1] * (x.ndim - mask.ndim))
+
+
+def _with_elements(x: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor | None:
+    """The tensor with other elements where a mask is set; None where these are as many as data tell, by other means."""
+    if isinstance(value, Selection):
+        return value.put_into(x, mask)
+    tail = x.ndim - mask.ndim
+    if not isinstance(value, torch.Tensor):
+        return torch.where(_wide(mask, x), value, x).to(x.dtype)
+    if not all(isinstance(n, int) for n in value.shape):
+        return None
+    if value.ndim <= tail or (value.ndim == tail + 1 and value.shape[0] == 1):
+        one = value if value.ndim <= tail else value[0]
+        return torch.where(_wide(mask, x), one.to(x.dtype), x)
+    if value.ndim != tail + 1:
+        return None
+    # as many as there are, in order
+    place = (mask.flatten().cumsum(0) - 1).clamp(0, value.shape[0] - 1)
+    rows = value.index_select(0, place).reshape(*mask.shape, *value.shape[1:])
+    return torch.where(_wide(mask, x), rows.to(x.dtype), x)
 
 
 def _parts(x: torch.Tensor, chosen: Sequence[tuple[int, torch.Tensor]]) -> list[torch.Tensor]:

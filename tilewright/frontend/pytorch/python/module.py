@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from types import FunctionType, MethodType
+from typing import Any
 
 import torch
 
 from tilewright.frontend.pytorch.python import rewriting
 from tilewright.frontend.pytorch.python.control import Calls
+from tilewright.frontend.pytorch.python.selections import map_elements
 
 
 def loops_over_elements(module: torch.nn.Module) -> bool:
     """Whether a module, or one inside it, may have long loops over parts of tensors."""
     kinds = {type(each) for each in module.modules() if type(each).__module__.partition(".")[0] != "torch"}
     return any(map(rewriting.loops_over_elements, kinds))
+
+
+def _with_elements(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """What a module gives has as many elements as the data have."""
+
+    @wraps(forward)
+    def run(*args: Any, **named: Any) -> Any:
+        return map_elements(forward(*args, **named))
+
+    return run
 
 
 @contextmanager
@@ -28,9 +41,9 @@ def rewritten_control(module: torch.nn.Module) -> Iterator[Calls]:
     try:
         for each in module.modules():
             forward = type(each).forward
-            made = calls.rewritten(forward) if isinstance(forward, FunctionType) else forward
+            made = calls.rewritten(forward, each is module) if isinstance(forward, FunctionType) else forward
             if made is not forward and "forward" not in vars(each):
-                vars(each)["forward"] = MethodType(made, each)
+                vars(each)["forward"] = _with_elements(MethodType(made, each))
                 forwards.append(each)
             for name in [k for k, v in vars(each).items() if isinstance(v, torch.Tensor)]:
                 each._buffers[name] = vars(each).pop(name)

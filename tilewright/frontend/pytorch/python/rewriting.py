@@ -15,18 +15,21 @@ from types import CellType, CodeType, FunctionType
 from typing import Any
 
 from tilewright.errors import UnsupportedError
+from tilewright.frontend.pytorch.python.exits import FINAL, RESULT, is_range, side_that_returns, without_exits
 
 CALLS = "_tilewright_calls"  # what rewritten functions call by
 _ESCAPES = {ast.Return: "return", ast.Raise: "raise", ast.Yield: "yield", ast.YieldFrom: "yield", ast.Await: "await",
             ast.Delete: "del", ast.Global: "global", ast.Nonlocal: "nonlocal", ast.Break: "break",
             ast.Continue: "continue", ast.Import: "import", ast.ImportFrom: "import",
             ast.ClassDef: "class"}  # fmt: skip
+_ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
-def rewritten_code(function: FunctionType) -> CodeType:
-    """The code of a function with its control as calls; an UnsupportedError where there is no source to read."""
+def rewritten_code(function: FunctionType, is_last: bool) -> CodeType:
+    """The code of a function with its control as calls, of one behind which nothing is run if it `is_last`; an
+    UnsupportedError where there is no source to read."""
     name = f"{function.__module__}.{function.__qualname__}"
     if hasattr(function, "__wrapped__"):
         raise UnsupportedError(f"{name} is wrapped by a decorator, so that its source cannot be rewritten")
@@ -39,13 +42,20 @@ def rewritten_code(function: FunctionType) -> CodeType:
     if definition is None:
         raise UnsupportedError(f"{name} has no definition of its own in the source")
     ast.increment_lineno(tree, first - 1)
+    definition.body = without_exits(definition.body, FINAL if is_last else RESULT)
     changed = _Rewriter(inspect.getsourcefile(function) or "", _locals(definition)).definition(definition)
     # inside a function that has the names of its closure, so that they are free in it too
     free = (CALLS, *function.__code__.co_freevars)
     module = ast.fix_missing_locations(ast.Module([_definition("made", free, [changed])], []))
     whole = compile(module, function.__code__.co_filename, "exec")
     around = next(c for c in whole.co_consts if isinstance(c, CodeType))
-    return next(c for c in around.co_consts if isinstance(c, CodeType))
+    return _named_forward(next(c for c in around.co_consts if isinstance(c, CodeType)))
+
+
+def _named_forward(code: CodeType) -> CodeType:
+    """Code whose lines PyTorch tells of: those of functions of this name."""
+    inner = tuple(_named_forward(c) if isinstance(c, CodeType) else c for c in code.co_consts)
+    return code.replace(co_name="forward", co_consts=inner)
 
 
 def loops_over_elements(kind: type) -> bool:
@@ -59,12 +69,7 @@ def loops_over_elements(kind: type) -> bool:
     named = {n.id for n in ast.walk(own) if isinstance(n, ast.Name)}
     called = [n for n in file.body if isinstance(n, ast.FunctionDef) and n.name in named]
     loops = [n for tree in (own, *called) for n in ast.walk(tree) if isinstance(n, ast.For)]
-    return any(_is_range(node) and _takes_elements(node) for node in loops)
-
-
-def _is_range(node: ast.For) -> bool:
-    called = isinstance(node.iter, ast.Call) and isinstance(node.iter.func, ast.Name)
-    return called and node.iter.func.id == "range" and not node.iter.keywords  # type: ignore[attr-defined]
+    return any(is_range(node) and _takes_elements(node) for node in loops)
 
 
 def _takes_elements(node: ast.For) -> bool:
@@ -72,6 +77,12 @@ def _takes_elements(node: ast.For) -> bool:
     inner = [n for s in node.body for n in ast.walk(s) if isinstance(n, ast.Subscript)]
     slices = [n.slice for n in inner if isinstance(n.value, ast.Name)]
     return any(isinstance(n, ast.Name) and n.id == counter for each in slices for n in ast.walk(each))
+
+
+def _changes_nothing(node: ast.AST) -> bool:
+    """Whether a call is of a method or function that changes nothing, by its name."""
+    function = node.func if isinstance(node, ast.Call) else None
+    return isinstance(function, ast.Attribute) and not function.attr.endswith("_")
 
 
 def _definition(name: str, arguments: Sequence[str], body: list[ast.stmt]) -> ast.FunctionDef:
@@ -170,7 +181,7 @@ class _Rewriter(ast.NodeTransformer):
         """A function inside has names of its own, and those around it."""
         inner = _Rewriter(self._file, self._names | _locals(node))
         inner._count = self._count + 1000  # names of what is made are not those around it
-        node.body = inner._block(node.body)
+        node.body = inner._block(without_exits(node.body))
         return node
 
     def _block(self, statements: Sequence[ast.stmt]) -> list[ast.stmt]:
@@ -234,7 +245,8 @@ class _Rewriter(ast.NodeTransformer):
         then = self._step("then", names, node.body, node)
         other = self._step("else", names, node.orelse, node)
         value = self._call("branch", test, ast.Name(then.name, ast.Load()), ast.Name(other.name, ast.Load()),
-                           self._names_of(names), self._held(names), self._held(read), self._where(node))  # fmt: skip
+                           self._names_of(names), self._held(names), self._held(read), self._where(node),
+                           ast.Constant(side_that_returns(node)))  # fmt: skip
         return [then, other, self._bind(names, value, node)]
 
     def visit_While(self, node: ast.While) -> Any:
@@ -255,9 +267,14 @@ class _Rewriter(ast.NodeTransformer):
         return [goes_on, body, self._bind(names, value, node)]
 
     def visit_For(self, node: ast.For) -> Any:
-        if not _is_range(node) or not isinstance(node.target, ast.Name) or node.orelse or escape(node.body):
+        if not is_range(node) or not isinstance(node.target, ast.Name) or node.orelse or escape(node.body):
             node.iter = self._call("several", self.visit(node.iter), self._where(node))
             node.body, node.orelse = self._block(node.body), self._block(node.orelse)
+            left = getattr(node, "left", None)
+            if left is not None:
+                is_set = self._call("is_set", ast.Name(left, ast.Load()))
+                ends = ast.If(is_set, [ast.Break()], [])
+                node.body.insert(0, ast.fix_missing_locations(ast.copy_location(ends, node)))
             return node
         read = self._read(node.body)
         names = list(dict.fromkeys([node.target.id, *bound_names(node.body)]))
@@ -283,17 +300,52 @@ class _Rewriter(ast.NodeTransformer):
                 target.elts = [without(each) for each in target.elts]
             return target
 
+        before = self._same_key(node.targets[0], node) if len(node.targets) == 1 else []
         node.value = self.visit(node.value)
         node.targets = [without(target) for target in node.targets]
-        return [node, *(ast.fix_missing_locations(ast.copy_location(s, node)) for s in found)]
+        return [*before, node, *(ast.fix_missing_locations(ast.copy_location(s, node)) for s in found)]
+
+    def _same_key(self, target: ast.expr, node: ast.Assign | ast.AugAssign) -> list[ast.stmt]:
+        """In `x[m > 0] = y[m > 0] * 2` the mask is one: computed before, where nothing in between can change it."""
+        if not isinstance(target, ast.Subscript) or not isinstance(target.value, ast.Name):
+            return []
+        key = target.slice
+        is_plain = all(not isinstance(n, ast.NamedExpr | ast.Call) or _changes_nothing(n) for n in ast.walk(node.value))
+        text = ast.dump(key)
+        same = [n for n in ast.walk(node.value) if isinstance(n, ast.Subscript) and ast.dump(n.slice) == text]
+        if not same or not is_plain or not isinstance(key, ast.Compare | ast.BinOp | ast.UnaryOp):
+            return []
+        self._count += 1
+        name = f"_key_{self._count}"
+        for each in (target, *same):
+            each.slice = ast.Name(name, ast.Load())
+        return [self._bind_one(name, self.visit(key), node)]
+
+    def _bind_one(self, name: str, value: ast.expr, like: ast.stmt) -> ast.stmt:
+        return ast.fix_missing_locations(ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], value), like))
+
+    def visit_Return(self, node: ast.Return) -> Any:
+        node.value = None if node.value is None else self.visit(node.value)
+        if isinstance(node.value, ast.Name) and node.value.id in (RESULT, FINAL):
+            node.value = ast.copy_location(self._call("given", node.value, self._where(node)), node.value)
+        return node
+
+    def visit_Compare(self, node: ast.Compare) -> Any:
+        """`a < b < c` asks twice, and computes what is between once."""
+        if len(node.ops) == 1 or not all(isinstance(op, _ORDERS) for op in node.ops):
+            return self.generic_visit(node)
+        kinds = ast.Tuple([ast.Constant(type(op).__name__) for op in node.ops], ast.Load())
+        values = [self._late(self.visit(v)) for v in (node.left, *node.comparators)]
+        return ast.copy_location(self._call("compared", kinds, *values), node)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
+        before = self._same_key(node.target, node)
         value = self.visit(node.value)
         kind = ast.Constant(type(node.op).__name__)
         if isinstance(node.target, ast.Subscript):
             owner, key = self.visit(node.target.value), self._key(node.target.slice)
             changed = self._call("put_changed", owner, key, kind, value)
-            return ast.fix_missing_locations(ast.copy_location(ast.Expr(changed), node))
+            return [*before, ast.fix_missing_locations(ast.copy_location(ast.Expr(changed), node))]
         node.value = value
         return node
 
@@ -330,6 +382,14 @@ class _Rewriter(ast.NodeTransformer):
         return ast.copy_location(self._call("choose", self.visit(node.test), *late, self._where(node)), node)
 
     def visit_Call(self, node: ast.Call) -> Any:
+        changed = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        if changed.endswith("_") and not changed.endswith("__") and isinstance(node.func.value, ast.Subscript):  # type: ignore[attr-defined]
+            part: ast.Subscript = node.func.value  # type: ignore[attr-defined]
+            owner, key = self.visit(part.value), self._key(part.slice)
+            args = [self.visit(a) for a in node.args]
+            call = self._call("change", owner, key, ast.Constant(changed), *args)
+            call.keywords = [self.visit(k) for k in node.keywords]  # type: ignore[attr-defined]
+            return ast.copy_location(call, node)
         is_own = isinstance(node.func, ast.Name) and node.func.id in ("super", "locals", "globals", "vars")
         made = self.generic_visit(node)
         if is_own or not isinstance(node.func, ast.Name | ast.Attribute):

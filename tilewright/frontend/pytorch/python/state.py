@@ -6,50 +6,84 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.utils import _pytree as pytree
 
 from tilewright.errors import UnsupportedError
 from tilewright.frontend.pytorch.own_operators import copied
-from tilewright.frontend.pytorch.python.bodies import Traced
-from tilewright.frontend.pytorch.python.values import Step, Unbound, Values, is_data, is_same, kind_of
-
-
-def picked(results: Values, pick: tuple[int, ...]) -> torch.Tensor:
-    name, leaf = pick
-    found = pytree.tree_leaves(results[name])[leaf]
-    return found if isinstance(found, torch.Tensor) else torch.full((), found)
+from tilewright.frontend.pytorch.python.bodies import CONTAINERS, Pick, Traced, changed_container
+from tilewright.frontend.pytorch.python.exits import FINAL, LEFT, RESULT, RETURNED
+from tilewright.frontend.pytorch.python.values import (
+    Step,
+    Unbound,
+    Values,
+    is_data,
+    is_number,
+    is_same,
+    kind_of,
+    kind_of_number,
+    number_like,
+)
 
 
 def agreed(
-    results: Sequence[Values], names: Sequence[str], where: str
-) -> tuple[list[list[tuple[int, ...]]], Callable[[Sequence[torch.Tensor]], Values]]:
-    """What two branches give under each name: tensors of the same kind come out of the branch, equal values stay."""
-    picks: list[tuple[int, ...]] = []
+    results: Sequence[Values], names: Sequence[str], where: str, side_that_returns: int | None
+) -> tuple[list[list[Pick]], Callable[[Sequence[torch.Tensor]], Values]]:
+    """What two branches give under each name: tensors of the same kind come out of the branch, equal values stay. Of
+    a side behind which the function is left nothing is read but what it returns."""
+    picks: list[list[Pick]] = [[], []]
     made: list[Callable[[Sequence[torch.Tensor]], Any]] = []
-    for number, name in enumerate(names):
-        one, other = results[0][number], results[1][number]
-        problem = _difference(one, other)
-        if problem is not None:
+    for n, name in enumerate(names):
+        pair = [results[0][n], results[1][n]]
+        blank = side_that_returns
+        if name in (RESULT, FINAL):
+            blank = next((k for k in (0, 1) if isinstance(pair[k], Unbound)), None)
+        elif name == RETURNED or name.startswith(LEFT):
+            blank = None
+        if blank is None and (problem := _difference(*pair)) is not None:
             made.append(_always(Unbound(name, f"{problem} in the two branches at {where}: make it the same in both")))
             continue
-        leaves, structure = pytree.tree_flatten(one)
+        kept = pair[0] if blank is None else pair[1 - blank]
+        leaves, structure = pytree.tree_flatten(kept)
+        others = leaves if blank is not None else pytree.tree_leaves(pair[1])
         places: list[Any] = []
-        for k, (leaf, same) in enumerate(zip(leaves, pytree.tree_leaves(other), strict=True)):
-            is_new = is_data(leaf) and leaf is not same  # else both hand on what was there before
-            places.append(len(picks) if is_new else None)
+        for k, (leaf, same) in enumerate(zip(leaves, others, strict=True)):
+            if blank is not None:
+                is_new = is_data(leaf) and not isinstance(kept, Unbound)
+            else:  # else both hand on what was there before, or the same number
+                is_new = leaf is not same and (is_data(leaf) or is_data(same) or leaf != same)
+            places.append(len(picks[0]) if is_new else None)
             if is_new:
-                picks.append((number, k))
+                like = _common(leaf, same)
+                for side in (0, 1):
+                    picks[side].append(Pick(n, k, like, side == blank, name == FINAL))
 
         def build(found: Sequence[torch.Tensor], old: Any = leaves, at: Any = places, of: Any = structure) -> Any:
             new = [x if place is None else found[place] for x, place in zip(old, at, strict=True)]
             return pytree.tree_unflatten(new, of)
 
-        made.append(build)
-    return [picks, picks], lambda found: tuple(build(found) for build in made)
+        made.append(_always(kept) if not any(p is not None for p in places) else build)
+    return picks, lambda found: tuple(build(found) for build in made)
+
+
+def _blank(like: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
 
 
 def _always(value: Any) -> Callable[[Sequence[torch.Tensor]], Any]:
     return lambda _: value
+
+
+def _common(one: Any, other: Any) -> torch.Tensor:
+    """A tensor, of which nothing but its kind is looked at, of the type that two values have in common."""
+    kinds = [kind_of_number(x) for x in (one, other)]
+    kind = torch.promote_types(*kinds)
+    if is_data(one) != is_data(other):  # a number beside a tensor takes its type
+        own = kinds[0] if is_data(one) else kinds[1]
+        kind = own if own.is_floating_point or not kind.is_floating_point else kind
+    like = next((x for x in (one, other) if is_data(x)), None)
+    with disable_proxy_modes_tracing():
+        return torch.empty(() if like is None else like.shape, dtype=kind, device=None if like is None else like.device)
 
 
 def _difference(one: Any, other: Any) -> str | None:
@@ -62,12 +96,14 @@ def _difference(one: Any, other: Any) -> str | None:
         return "is built otherwise"
     for x, y in zip(mine, theirs, strict=True):
         if is_data(x) and is_data(y):
-            if x.shape != y.shape or x.dtype != y.dtype:
-                return f"is {x.dtype}{list(x.shape)} and {y.dtype}{list(y.shape)}"
+            if x.shape != y.shape or (x.dtype != y.dtype and x.ndim):
+                return f"is {kind_of(x)} and {kind_of(y)}"
         elif is_data(x) or is_data(y):
-            return "is a tensor and a plain value"
-        elif x is not y and x != y:
-            return "is another plain value (make it a tensor)"
+            tensor, plain = (x, y) if is_data(x) else (y, x)
+            if not is_number(plain) or tensor.ndim:
+                return f"is {kind_of(tensor)} and a plain value"
+        elif x is not y and x != y and not (is_number(x) and is_number(y)):
+            return "is another plain value"
     return None
 
 
@@ -98,12 +134,19 @@ class State:
         is_any = False
         for n, found in enumerate(self._leaves):
             new, structure = pytree.tree_flatten(results[n])
+            if self._names[n] in (RESULT, FINAL) and not self._bound[n] and not isinstance(results[n], Unbound):
+                # read behind the loop where a step has left the function alone
+                self._leaves[n] = [_blank(x) if is_data(x) else x for x in new]
+                self._open[n] = [is_data(x) for x in new]
+                self._structures[n] = structure
+                self._bound[n] = is_any = True
+                continue
             if not self._bound[n] or structure != self._structures[n]:
                 continue
             for k, x in enumerate(found):
-                is_number = isinstance(x, int) and isinstance(new[k], int | torch.Tensor)
-                if not self._open[n][k] and is_number and not is_same(new[k], x):
-                    found[k] = torch.full((), x, dtype=torch.bool if isinstance(x, bool) else torch.int64)
+                is_one = is_number(x) and (is_number(new[k]) or (is_data(new[k]) and not new[k].ndim))
+                if not self._open[n][k] and is_one and not is_same(new[k], x):
+                    found[k] = number_like(x, _common(x, new[k]))
                     self._open[n][k] = is_any = True
         return is_any
 
@@ -127,14 +170,14 @@ class State:
                     found.append(self._start[n, k])
         return found
 
-    def leaves(self, results: Values) -> list[Any]:
-        found = []
-        for n, opened in enumerate(self._open):
-            new = pytree.tree_leaves(results[n])
-            for k, is_open in enumerate(opened):
-                if is_open:
-                    found.append(new[k] if is_data(new[k]) else torch.full((), new[k], dtype=self._leaves[n][k].dtype))
-        return found
+    def picks(self) -> list[Pick]:
+        """What a step gives for the next one."""
+        return [
+            Pick(n, k, self._leaves[n][k], is_final=self._names[n] == FINAL)
+            for n, opened in enumerate(self._open)
+            for k, is_open in enumerate(opened)
+            if is_open
+        ]
 
     def check(self, results: Values) -> None:
         """What a step gives is like what it was given."""
@@ -143,7 +186,11 @@ class State:
                 continue
             new, structure = pytree.tree_flatten(results[n])
             if structure != self._structures[n]:
-                raise self._refusal(name, "is built otherwise after a step")
+                raise (
+                    changed_container(self._where, name)
+                    if name in CONTAINERS
+                    else self._refusal(name, "is built otherwise after a step")
+                )
             for k, x in enumerate(found):
                 if self._open[n][k]:
                     y = new[k]

@@ -18,7 +18,7 @@ class Unbound:
     """The value of a name that has none, or another one in each branch: an error where it is used."""
 
     def __init__(self, name: str, why: str) -> None:
-        self._text = f"'{name}' {why}"
+        self._text, self.why = f"'{name}' {why}", why
 
     def __getattr__(self, name: str) -> Any:
         raise UnsupportedError(self._text)
@@ -33,6 +33,8 @@ class Unbound:
 
     __bool__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __getitem__ = _refuse
     __setitem__ = __call__ = __iter__ = __len__ = __lt__ = __gt__ = __le__ = __ge__ = __neg__ = __index__ = _refuse
+    __eq__ = __ne__ = _refuse
+    __hash__ = object.__hash__
 
 
 def is_data(value: Any) -> bool:
@@ -49,6 +51,24 @@ def flag(value: Any) -> torch.Tensor:
 
 def number(value: Any) -> torch.Tensor:
     return value if isinstance(value, torch.Tensor) else torch.full((), value, dtype=torch.int64)
+
+
+def number_like(value: Any, like: Any = None) -> torch.Tensor:
+    """A plain number as a tensor, of the type of another one."""
+    if isinstance(value, torch.Tensor):
+        return value
+    return torch.full((), value, dtype=like.dtype if isinstance(like, torch.Tensor) else kind_of_number(value))
+
+
+def kind_of_number(value: Any) -> torch.dtype:
+    """The type of a tensor, or of one that a plain number becomes."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype
+    return {bool: torch.bool, int: torch.int64}.get(type(value), torch.get_default_dtype())
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, bool | int | float)
 
 
 def kind_of(x: torch.Tensor) -> str:

@@ -1,0 +1,157 @@
+"""What Python's own functions give of tensors in rewritten code: the numbers and truths that they would take out of a
+tensor stay tensors without dimensions, since only the data tell them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tilewright.frontend.pytorch.python.selections import Selection
+from tilewright.frontend.pytorch.python.values import flag, is_data, number_like
+
+# Functions and methods whose whole numbers say how many elements there are.
+_OF_SIZES = {
+    "zeros", "ones", "empty", "full", "rand", "randn", "new_zeros", "new_ones", "new_empty", "new_full", "view",
+    "reshape", "expand", "repeat", "tile", "narrow", "topk", "split", "chunk", "arange", "eye", "linspace",
+    "unflatten", "repeat_interleave", "broadcast_to", "randint", "resize_",
+}  # fmt: skip
+
+
+class Numbers:
+    """What is called of Python and PyTorch for a number, a truth or a size."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[int, tuple[torch.Tensor, Any]] = {}  # by the tensor, which is kept
+        self._own: dict[Any, Callable[..., Any]] = {
+            int: self._whole, float: self._real, bool: self._truth, max: self._largest, min: self._smallest,
+            any: self._any, all: self._all, len: self._length,
+            torch.equal: self._equal, torch.allclose: self._close, torch.is_nonzero: self._truth,
+            torch.nonzero: self._places,
+        }  # fmt: skip
+
+    def called(self, function: Any) -> Any:
+        """A function that gives such, of tensors too; others as they are."""
+        try:
+            own = self._own.get(function)
+        except TypeError:  # no key of a dictionary
+            return function
+        if own is not None:
+            return own
+        name, of = getattr(function, "__name__", ""), getattr(function, "__self__", None)
+        if isinstance(of, torch.Tensor):
+            methods: dict[str, Callable[..., Any]] = {
+                "item": self._item, "tolist": self._list, "nonzero": self._places, "equal": self._equal,
+                "allclose": self._close,
+            }  # fmt: skip
+            method = methods.get(name)
+            if method is not None:
+                return lambda *args, **named: method(of, *args, **named)
+        if callable(function) and function is getattr(math, name, None):
+            return lambda *args: self._mathematical(function, *args)
+        if name in _OF_SIZES and (isinstance(of, torch.Tensor) or getattr(torch, name, None) is function):
+            return lambda *args, **named: function(
+                *map(self.sized, args), **{k: self.sized(v) for k, v in named.items()}
+            )
+        return function
+
+    def sized(self, value: Any) -> Any:
+        """A size that may be a tensor: one that data tell, the same whenever it is asked for."""
+        if isinstance(value, tuple | list):
+            return type(value)(map(self.sized, value)) if type(value) in (tuple, list) else value
+        if not is_data(value) or value.ndim or value.dtype is not torch.int64:
+            return value
+        kept = self._sizes.get(id(value))
+        if kept is None:
+            kept = self._sizes[id(value)] = (value, value.item())
+        return kept[1]
+
+    # of one value
+
+    def _item(self, x: torch.Tensor) -> Any:
+        if x.dtype.is_complex:
+            return x.item()
+        return (
+            self._real(x) if x.dtype.is_floating_point else self._truth(x) if x.dtype is torch.bool else self._whole(x)
+        )
+
+    def _whole(self, *args: Any) -> Any:
+        if len(args) == 1 and is_data(args[0]):
+            x = args[0].reshape(())
+            return (x.trunc() if x.dtype.is_floating_point else x).to(torch.int64).clone()
+        return args[0] if len(args) == 1 and isinstance(args[0], torch.SymInt) else int(*args)
+
+    def _real(self, *args: Any) -> Any:
+        """In the tensor's own precision, at least 32 bits: tensors keep their type beside it, as beside a number."""
+        if len(args) != 1 or not is_data(args[0]):
+            return float(*args)
+        x = args[0].reshape(())
+        return x.to(torch.promote_types(x.dtype, torch.float32)).clone()
+
+    def _truth(self, *args: Any) -> Any:
+        return flag(args[0]).clone() if len(args) == 1 and is_data(args[0]) else bool(*args)
+
+    def _list(self, x: torch.Tensor) -> Any:
+        return self._item(x) if x.ndim == 0 else [self._list(row) for row in x]
+
+    def _mathematical(self, function: Any, *args: Any) -> Any:
+        same = getattr(torch, function.__name__, None)
+        if same is None or not any(map(is_data, args)):
+            return function(*args)
+        found = same(*(number_like(float(a)) if not is_data(a) else a for a in args))
+        return found.to(torch.int64) if function in (math.floor, math.ceil, math.trunc) else found
+
+    # of several
+
+    def _largest(self, *args: Any, **named: Any) -> Any:
+        return self._extreme(max, torch.maximum, args, named)
+
+    def _smallest(self, *args: Any, **named: Any) -> Any:
+        return self._extreme(min, torch.minimum, args, named)
+
+    def _extreme(self, plain: Any, join: Any, args: Any, named: Any) -> Any:
+        values = list(args[0]) if len(args) == 1 and not isinstance(args[0], Selection) else list(args)
+        if named or not any(map(is_data, values)):
+            return plain(values, **named) if len(args) == 1 else plain(*args, **named)
+        found = values[0]
+        for value in values[1:]:
+            one, other = number_like(found), number_like(value)
+            kind = torch.promote_types(one.dtype, other.dtype)
+            found = join(one.to(kind), other.to(kind))
+        return found
+
+    def _any(self, values: Any) -> Any:
+        return self._joined(torch.logical_or, values, any)
+
+    def _all(self, values: Any) -> Any:
+        return self._joined(torch.logical_and, values, all)
+
+    def _joined(self, join: Any, values: Any, plain: Any) -> Any:
+        found = list(values)
+        if not any(map(is_data, found)):
+            return plain(found)
+        joined = flag(found[0])
+        for value in found[1:]:
+            joined = join(joined, flag(value))
+        return joined
+
+    def _length(self, value: Any) -> Any:
+        return value.count if isinstance(value, Selection) else len(value)
+
+    def _equal(self, one: Any, other: Any) -> Any:
+        return (one == other).all() if one.shape == other.shape else False
+
+    def _close(self, one: Any, other: Any, *args: Any, **named: Any) -> Any:
+        return torch.isclose(one, other, *args, **named).all()
+
+    def _places(self, x: Any, **named: Any) -> Any:
+        """nonzero(): the places of a tensor, those where it is not zero."""
+        if named.get("as_tuple"):
+            found = self._places(x)
+            return tuple(found[:, k] for k in range(x.ndim))
+        if named or not isinstance(x, torch.Tensor) or not x.ndim:
+            return torch.nonzero(x, **named)
+        ranges = [torch.arange(n, device=x.device) for n in x.shape]
+        return Selection.of(torch.stack(torch.meshgrid(*ranges, indexing="ij"), -1), x != 0)
