@@ -90,7 +90,7 @@ ON_CORES: Mapping[str, tuple[ModelProto, int]] = {
     "scaled_behind": (scaled_behind(3, 256, 40), 256 * 40),
     "odd_rows": (blocked((2, 3), 512, 41, 4, 64, zeros=True), 512 * 41 // 2),
     "long_blocks": (blocked((9,), 768, 40, 4, 128), 768 * 40 // 2),
-    "many_rows": (blocked((45,), 384, 56, 4, 32), 384 * 56 // 2),
+    "many_rows": (blocked((29,), 384, 56, 4, 32), 384 * 56 // 2),
     "steps_turned": (step_by_step(12, 256, 56, 64, 0, turned=True), 256 * 56 // 2),
 }
 # sums that are no whole parts of such products
@@ -103,7 +103,7 @@ ON_THREADS: Mapping[str, tuple[ModelProto, int]] = {
 }
 EVERY = {**ON_CORES, **ON_THREADS}
 COMMON = ("rows", "bytes", "one_row", "by_channel", "short", "short_zeros")
-WIDE = {"more_rows": blocked((65,), 128, 64, 4, 32), "odd_sum": blocked((16,), 96, 64, 4, 32)}
+WIDE = {"more_rows": blocked((33,), 128, 64, 4, 32), "odd_sum": blocked((16,), 96, 64, 4, 32)}
 
 
 @cache
