@@ -44,6 +44,7 @@ from tilewright.frontend.onnx.model import load
 from tilewright.ir.forms.compute import Program, Reduce, all_computes
 from tilewright.ir.forms.loops import Alloc, For, If, Kernel, LoopProgram, Memory, Scope, Stmt, statements
 from tilewright.ir.forms.loops import Barrier as LoopBarrier
+from tilewright.ir.forms.tensor import Layout
 from tilewright.ir.meaning.interpret import evaluate
 from tilewright.ir.meaning.traffic import count_traffic
 from tilewright.render.cuda import launch_shape
@@ -143,10 +144,12 @@ def test_2_producer_and_consumer_warps() -> None:
     assert (2, 16, 16) in allocated(kernel)
 
 
-def emulated(program: Program, loops: LoopProgram, cache: Path) -> dict[str, np.ndarray]:
+def emulated(program: Program, plan: Plan, loops: LoopProgram, cache: Path) -> dict[str, np.ndarray]:
     """The outputs as the emulator computes them: no race, nothing read that was not written."""
     module = EmulatedModule({k.name: source_of(k) for k in loops.kernels}, Cache(cache), optimise=0)
-    given = {**random_inputs(program), **{t.name: np.ascontiguousarray(a) for t, a in program.constants.items()}}
+    layouts = dict(plan.layouts)
+    packed = {t.name: (layouts.get(t.name) or Layout.natural(t.rank)).pack(a) for t, a in program.constants.items()}
+    given = {**random_inputs(program), **packed}
     tensors = {s.name: given[s.name] if s.name in given else np.full(s.shape, np.nan, s.dtype.numpy)
                for s in loops.tensors}  # fmt: skip
     for call in loops.calls:
@@ -159,8 +162,9 @@ def emulated(program: Program, loops: LoopProgram, cache: Path) -> dict[str, np.
 @pytest.mark.slow
 def test_2_the_warps_on_the_emulator(tmp_path: Path) -> None:
     program = program_of(EXPONENTS)
-    loops = loops_agree(program, warps(program), H200)
-    close(emulated(program, loops, tmp_path), evaluate(program, random_inputs(program)))
+    plan = warps(program)
+    loops = loops_agree(program, plan, H200)
+    close(emulated(program, plan, loops, tmp_path), evaluate(program, random_inputs(program)))
 
 
 def test_2_a_warp_that_copies_for_the_others() -> None:
@@ -273,11 +277,12 @@ def test_5_weights_stay_in_shared_memory_from_step_to_step() -> None:
 def test_5_the_persistent_lstm_on_the_emulator(tmp_path: Path) -> None:
     """Blocks are alive together and wait for each other at every step; without the barrier they race."""
     program = choose_layouts(rewritten(folded(stacked("LSTM", 2, hidden=8, steps=3, inputs=5))), H200)
-    loops = loops_agree(program, map_tiles(make_plan(program, H200), persistent), H200)
-    close(emulated(program, loops, tmp_path), evaluate(program, random_inputs(program)))
+    plan = map_tiles(make_plan(program, H200), persistent)
+    loops = loops_agree(program, plan, H200)
+    close(emulated(program, plan, loops, tmp_path), evaluate(program, random_inputs(program)))
     kernels = tuple(replace(k, body=without_grid_barriers(k.body)) for k in loops.kernels)
     with pytest.raises(EmulationFault, match="race"):
-        emulated(program, replace(loops, kernels=kernels), tmp_path)
+        emulated(program, plan, replace(loops, kernels=kernels), tmp_path)
 
 
 def without_grid_barriers(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto, TensorProto, numpy_helper
 
 from tests.gpu_stages import graph, on_emulator, on_loops, random_inputs
 from tests.plans import map_leaves
@@ -246,3 +246,12 @@ def test_several_warps_share_long_sums_whichever_way_they_lie() -> None:
     inputs = random_inputs(artifact)
     (found,) = on_loops(artifact, inputs).values()
     np.testing.assert_allclose(found, evaluate(artifact.program, inputs)["y"], atol=1e-3)
+
+
+def test_one_thread_takes_a_short_sum() -> None:
+    """The ten numbers of a row are few packets; threads that shared them would wait for each other."""
+    nodes = [("Mul", ["w", "x"], "p", {}), ("ReduceSum", ["p", "axes"], "y", {"keepdims": 0})]
+    model = graph(nodes, [("w", (240, 10)), ("x", (1, 10))], [("y", (240,))], dict.fromkeys("wxpy", HALF))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1]), "axes"))
+    plan = build(load(model), machine("h200"), Options(target="cuda", stop_after="plan")).plan
+    assert plan is not None and [leaf.split for leaf in plan.kernels[0].leaves] == [1]

@@ -64,4 +64,4 @@ def test_steps_inside_a_kernel_agree(kind: str, hidden: int, tmp_path: Path) -> 
     plan = make_plan(program, DEAR)
     assert "barrier of all blocks" in plan_text(plan)
     loops = loops_agree(program, plan, DEAR)
-    close(emulated(program, loops, tmp_path), evaluate(program, random_inputs(program)))
+    close(emulated(program, plan, loops, tmp_path), evaluate(program, random_inputs(program)))

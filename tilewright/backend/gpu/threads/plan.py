@@ -172,7 +172,8 @@ def _split(
     if along_reduction or fastest is None or points == 1:
         # neighbours along a short run find nothing beside each other behind its end: one thread takes it at once
         run = extent_of(inner.extent)
-        most = warp if run > _SHORT_RUN or points < context.target.units * MOST_THREADS else 1
+        few = length > _SHORT_RUN and points < context.target.units * MOST_THREADS
+        most = warp if run > _SHORT_RUN or few else 1
         while split < most and split * 2 <= length:
             split *= 2
         return _of_warps(split, length, warp), inner if split > 1 else fastest
