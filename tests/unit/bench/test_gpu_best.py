@@ -41,4 +41,4 @@ def test_one_stage_changes_nothing_else() -> None:
 def test_there_are_enough_kernels_of_several_kinds() -> None:
     found = cases([(384, 768, 768, 1, False), (384, 64, 384, 12, True)])
     assert len({case.name for case in found}) == len(found)
-    assert {case.kind for case in found} == {"softmax", "norm", "sum", "chain", "attention", "product"}
+    assert {case.kind for case in found} == {"softmax", "norm", "sum", "chain", "attention", "product", "packed"}
