@@ -46,7 +46,7 @@ def test_what_is_ready_counts(
     """Three at a time: the last is started when another has gone."""
     monkeypatch.setattr(gpu_peers, "_AT_ONCE", 3)
     peers = gpu_peers.Peers(
-        dict.fromkeys(("slow", "good", "broken", "fine"), ("compile",)), ("full", 1, "float16"), script, 2.0
+        dict.fromkeys(("slow", "good", "broken", "fine"), ("compile",)), ("full", 1, "float16"), script, 8.0
     )
     processes = [peer._process for peer in peers.alive]
     assert len(processes) == 3
