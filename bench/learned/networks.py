@@ -22,6 +22,6 @@ def believed(rows: Sequence[Row], parts: Array) -> dict[str, Array]:
         seen, unseen = np.flatnonzero(parts != part), np.flatnonzero(parts == part)
         for kind in KINDS:
             learned = fitted(kind, [samples[i] for i in seen], _MEMBERS)
-            told = learned.seconds([samples[i].kernels for i in unseen])
+            told = learned.log_seconds([samples[i].kernels for i in unseen])
             found[kind][unseen] = 1e6 * 2.0 ** told.mean(0)
     return found

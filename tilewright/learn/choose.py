@@ -68,7 +68,7 @@ def _best(subject: Subject, learned: Learned) -> Choice | None:
               if (kernels := _encoded(subject.part.program, trial.plan, target))]  # fmt: skip
     if not trials:
         return None
-    found = learned.seconds([own, *(kernels for _, kernels in trials)])
+    found = learned.log_seconds([own, *(kernels for _, kernels in trials)])
     doublings = found[:, 1:] - found[:, :1]  # over the subject's own, by member
     place = int(np.argmin(doublings.mean(0)))
     if doublings[:, place].max() >= 0:

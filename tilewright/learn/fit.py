@@ -39,7 +39,7 @@ class Learned:
     names: Names
     members: tuple[Network, ...]
 
-    def seconds(self, plans: Sequence[Sequence[Encoded]]) -> np.ndarray:
+    def log_seconds(self, plans: Sequence[Sequence[Encoded]]) -> np.ndarray:
         """Logarithms to base 2 of what plans take, by member and plan."""
         batch = batch_of([k for kernels in plans for k in kernels], self.names)
         owners = _owners(plans)
@@ -92,7 +92,7 @@ def _member(kind: str, names: Names, samples: Sequence[Sample], seed: int) -> Ne
             found = _total(network(batch), batch.seconds, owners, len(samples))
             # which of two is faster: a step of the logarithm in place of a sign, so that its slope leads somewhere
             apart = (found[one] - found[other]) * torch.sign(measured[one] - measured[other])
-            rank = (weights * torch.nn.functional.softplus(-apart / _CLEAR)).sum() / weights.sum()
+            rank = (weights * torch.nn.functional.softplus(-apart / _CLEAR)).sum() / weights.sum().clamp(min=1e-9)
             off = torch.nn.functional.huber_loss(found, measured)
             optimiser.zero_grad()
             (rank + _SECONDS * off).backward()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -83,12 +83,12 @@ def samples(tasks: range) -> list[Sample]:
 def test_a_network_learns_which_plan_is_faster(kind: str) -> None:
     learned = fitted(kind, samples(range(12)), members=1)
     unseen = samples(range(12, 18))
-    found = learned.seconds([s.kernels for s in unseen])[0].reshape(-1, 5)
+    found = learned.log_seconds([s.kernels for s in unseen])[0].reshape(-1, 5)
     measured = np.log2([s.microseconds for s in unseen]).reshape(-1, 5)
     assert (found.argmin(1) == measured.argmin(1)).all()
     assert (found[:, :2].min(1) > found[:, 2:].max(1)).all(), "those with few lanes are all slower"
     again = Learned.loaded(learned.dumped())
-    np.testing.assert_array_equal(again.seconds([s.kernels for s in unseen]).reshape(-1, 5), found)
+    np.testing.assert_array_equal(again.log_seconds([s.kernels for s in unseen]).reshape(-1, 5), found)
 
 
 def register(plan: Plan) -> int:
@@ -97,13 +97,18 @@ def register(plan: Plan) -> int:
     return sum(prod(size for name, size in leaf.register if not name.startswith("r")) for leaf in leaves)
 
 
+def test_tasks_of_one_plan_say_nothing_of_others() -> None:
+    alone = [replace(sample, task=str(number)) for number, sample in enumerate(samples(range(3)))]
+    assert np.isfinite(fitted("graph", alone, members=1).log_seconds([s.kernels for s in alone])).all()
+
+
 @dataclass(frozen=True)
 class SmallTiles:
     """Believes that a plan takes as long as its register tiles are large."""
 
     kind: str = "made up"
 
-    def seconds(self, plans: Sequence[Sequence[Encoded]]) -> np.ndarray:
+    def log_seconds(self, plans: Sequence[Sequence[Encoded]]) -> np.ndarray:
         total = [sum(k.nodes[leaf]["register"] for k in kernels for leaf in k.leaves) for kernels in plans]
         return np.log2(np.array([total, total], np.float64))
 
@@ -157,7 +162,7 @@ def test_a_network_is_fitted_once_to_records(
     learned = choose.learned_from(options, target)
     plans = [encoded(program, make_plan(program, target), target)]
     monkeypatch.setattr(choose, "fitted", lambda *_: pytest.fail("the network is kept"))
-    np.testing.assert_array_equal(choose.learned_from(options, target).seconds(plans), learned.seconds(plans))
+    np.testing.assert_array_equal(choose.learned_from(options, target).log_seconds(plans), learned.log_seconds(plans))
     with file.open("a") as records:
         records.write("\n")
     with pytest.raises(pytest.fail.Exception, match="kept"):
