@@ -76,11 +76,11 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class WalkedSteps:
-    """All steps of a Scan in one kernel, whose units stay: the time of the whole, what each copies before, and whether
-    they meet after each step."""
+    """All steps of a Scan in one kernel, whose units stay: the time of the whole, what each copies before, so many
+    neighbours at a time, and whether they meet after each step."""
 
     choice: Choice
-    kept: tuple[Tensor, ...]
+    kept: tuple[tuple[Tensor, int], ...]
     meets: bool = True
 
 

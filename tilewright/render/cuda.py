@@ -54,6 +54,7 @@ from tilewright.render.launch_shape import axes_of_kind, launch_shape, loops_ove
 
 HEADER = "tilewright.cuh"
 _MEETING = "tw_meeting"  # a launch's own, zero before the first
+_TURN = "tw_turn"  # which the blocks that meet there have seen
 
 _LEAST_DIVISOR = 2.0**-100  # neither it nor its reciprocal is near the ends of float32
 _FLOATS = ("float32", "float64", "float16", "bfloat16", "tf32")
@@ -291,6 +292,8 @@ class _Writer:
         self.line(f"{function}({', '.join(params)}) {{")
         self.depth += 1
         self.line("tw::begin();")
+        if meets(kernel):
+            self.line(f"unsigned {_TURN} = tw::grid_turn({_MEETING});")
         for buffer, kind, name, data in views:
             self._global_view(buffer, kind, name, data)
         self._whole(kernel.body)
@@ -396,7 +399,7 @@ class _Writer:
         self.printer.forget()
 
     def _barrier(self, barrier: Barrier) -> None:
-        words = {Scope.BLOCK: "barrier()", Scope.WARP: "warp_barrier()", Scope.GRID: f"grid_barrier({_MEETING})"}
+        words = {Scope.BLOCK: "barrier()", Scope.WARP: "warp_barrier()", Scope.GRID: f"grid_barrier({_MEETING}, {_TURN})"}
         self.line(f"tw::{words[barrier.scope]};")
 
     def _instruction(self, instruction: Instruction) -> None:

@@ -21,7 +21,7 @@ from tilewright.runtime.cuda_device import check
 from tilewright.runtime.gpu_model import GpuCall, GpuModelImage, WeightCopy
 
 Pointers = tuple[int, ...]
-MEETING_BYTES = 8  # where blocks meet: how many have arrived, and turns
+MEETING_BYTES = 4  # where blocks meet: how many have arrived
 _STARTS_EARLY = 9  # the major compute capability from which on a kernel can wait for the one before by itself
 
 

@@ -77,9 +77,10 @@ def with_steps_inside(kernel: Tile, scan: str, walked: WalkedSteps) -> Tile:
     leaves = [replace(n, idle=None, alternate=False) for n in inside.body if isinstance(n, Leaf)]
     met = (Barrier(kernel.over),) if walked.meets else ()
     steps = Tile(kernel.level, over="steps", scan=scan, body=(*leaves, *met))
-    orders = {t: tuple(f"o{i}" for i in range(t.rank)) for t in walked.kept}
-    copies = [Leaf(t.name, t.name, part="copy", vector=order[-1], order=order) for t, order in orders.items()]
-    holds = (*kernel.holds, *(Hold(t.name, fill="copy") for t in walked.kept))
+    orders = {t: tuple(f"o{i}" for i in range(t.rank)) for t, _ in walked.kept}
+    copies = [Leaf(t.name, t.name, part="copy", vector=orders[t][-1], lanes=lanes, order=orders[t])
+              for t, lanes in walked.kept]  # fmt: skip
+    holds = (*kernel.holds, *(Hold(t.name, fill="copy") for t in orders))
     body: tuple[Tile | Leaf | Barrier, ...] = (*copies, steps)
     return replace(kernel, holds=holds, body=body if lanes is None else (replace(lanes, body=body),))
 

@@ -32,7 +32,8 @@ extern "C" __global__ void everything(const float* x_data, float* y_data, tw::ha
   tw::wait<0>();
   tw::barrier();
   tw::warp_barrier();
-  tw::grid_barrier(m_data);
+  unsigned turn = tw::grid_turn(m_data);
+  tw::grid_barrier(m_data, turn);
   tw::copy<4>(r.at(0), s.at(t, 0));
   tw::copy<2>(s.at(t, 8), x.at(t, 8));
   hs(t) = tw::half(h(t) + hs(63 - t));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,14 @@ def test_steps_inside_a_kernel_agree(kind: str, hidden: int, tmp_path: Path) -> 
     assert "barrier of all blocks" in plan_text(plan)
     loops = loops_agree(program, plan, DEAR)
     close(emulated(program, plan, loops, tmp_path), evaluate(program, random_inputs(program)))
+
+
+@pytest.mark.parametrize(("kind", "hidden"), [("LSTM", 40), ("GRU", 40), ("LSTM", 34)])
+def test_a_warp_takes_several_outputs_where_there_are_more_than_warps(kind: str, hidden: int, tmp_path: Path) -> None:
+    few = replace(DEAR, units=4, max_threads=256)
+    program = recurrence(kind, hidden=hidden, steps=5)
+    plan = make_plan(program, few)
+    (kernel,) = walking(program, few)
+    wide = [leaf for leaf in kernel.leaves if leaf.split == few.warp and leaf.register]
+    assert wide and all(prod(n for _, n in leaf.register) in (2, 4, 8) for leaf in wide)
+    close(emulated(program, plan, loops_agree(program, plan, few), tmp_path), evaluate(program, random_inputs(program)))

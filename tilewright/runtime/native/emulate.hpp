@@ -335,7 +335,8 @@ TW_FN int block_z() { return emulate::engine->block[2]; }
 TW_FN void barrier(int line = __builtin_LINE()) { emulate::engine->barrier(line); }
 TW_FN void meet() { emulate::engine->barrier(0); }
 TW_FN void warp_barrier(int line = __builtin_LINE()) { emulate::engine->warp_barrier(line); }
-TW_FN void grid_barrier(const unsigned* = nullptr, int line = __builtin_LINE()) {
+TW_FN unsigned grid_turn(const unsigned*) { return 0; }
+TW_FN void grid_barrier(const unsigned* = nullptr, unsigned = 0, int line = __builtin_LINE()) {
   emulate::engine->grid_barrier(line);
 }
 

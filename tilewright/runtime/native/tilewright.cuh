@@ -192,24 +192,21 @@ TW_FN void barrier() { __syncthreads(); }
 TW_FN void meet() { asm volatile("bar.sync 0;" ::: "memory"); }
 TW_FN void warp_barrier() { __syncwarp(); }
 
-// All blocks of a launch, which must all be resident: the last to arrive lets the others go on. `meeting` counts those
-// that have arrived, which is zero again afterwards, and turns. Threads of a block see what was ordered by its first
-// thread's fences, since the block's own barrier is around them.
-TW_FN void grid_barrier(unsigned* meeting) {
-  unsigned &arrived = meeting[0], &turns = meeting[1];
+// All blocks of a launch, which must all be resident. They add to a word of memory, all of them together its highest bit,
+// which therefore turns when the last has come, whatever it was before: nothing is to be set back. An arrival waits for no
+// answer, and the turn that a block waits for it has known since the launch began. Threads of a block see what the release
+// and the acquisition of its first thread order, since the block's own barrier is around them.
+TW_FN unsigned grid_turn(const unsigned* meeting) { return *const_cast<const volatile unsigned*>(meeting); }
+TW_FN void grid_barrier(unsigned* meeting, unsigned& turn) {
+  constexpr unsigned highest = 0x80000000u;
   __syncthreads();
   if (threadIdx.x == 0) {
-    const unsigned blocks = gridDim.x * gridDim.y * gridDim.z;
-    const unsigned turn = *const_cast<volatile unsigned*>(&turns);
-    __threadfence();
-    if (atomicAdd(&arrived, 1u) == blocks - 1) {
-      arrived = 0;
-      __threadfence();
-      atomicAdd(&turns, 1u);
-    } else {
-      while (*const_cast<volatile unsigned*>(&turns) == turn) {}
-    }
-    __threadfence();
+    const bool first = blockIdx.x + blockIdx.y + blockIdx.z == 0;
+    const unsigned arrival = first ? highest - (gridDim.x * gridDim.y * gridDim.z - 1) : 1u, before = turn;
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(meeting), "r"(arrival) : "memory");
+    do {
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(turn) : "l"(meeting) : "memory");
+    } while (((turn ^ before) & highest) == 0);
   }
   __syncthreads();
 }

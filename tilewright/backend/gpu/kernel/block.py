@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
+from tilewright.backend.gpu.kernel.room import unordered
 from tilewright.backend.gpu.maps.plan import fitted
 from tilewright.backend.gpu.matrix.plan import (
     anew_after,
@@ -20,9 +20,11 @@ from tilewright.backend.gpu.threads.plan import (
     MOST_THREADS,
     finished,
     plan_threads,
-    positions,
     reduction_order,
+    shares_sum,
     thread_order,
+    threads_for,
+    widened,
 )
 from tilewright.backend.protocol import Choice
 from tilewright.ir.forms.expr import Axis, var
@@ -84,7 +86,7 @@ def finished_leaves(
         return finished_stream(leaves, *kept, stream), WARP * kept[1].warps
     part = block_of(nests, dict(choice.tile), stream, choice.block)
     fragments = choose_fragments(nests, leaves, part.boxes, part.limits, part.blocks, choice.footprint, context)
-    done, most = [], 1
+    done: list[Leaf] = []
     for nest, leaf in zip(nests, leaves, strict=True):
         if leaf.tensor in fragments:
             made = fragments[leaf.tensor]
@@ -96,13 +98,30 @@ def finished_leaves(
         box = part.boxes[nest]
         limits = part.limits.get(nest, {})
         plain = fitted(finished(leaf, nest, box, limits), nest, box, limits, part.steps, MOST_THREADS)
-        most = max(most, prod(positions(plain, nest, box).values()) * plain.split)
         done.append(plain)
     if fragments:
         return tuple(done), WARP * next(iter(fragments.values())).warps
+    warp = context.target.warp
     room = context.target.max_threads if choice.resident else MOST_THREADS  # alone on its multiprocessor
-    unit = max([context.target.warp, *(leaf.split for leaf in done if leaf.instruction is None)])
-    return tuple(done), min(room // unit, -(-most // unit)) * unit
+    unit = max([warp, *(leaf.split for leaf in done if leaf.instruction is None)])
+    together = [] if stream is not None else [
+        [i for i in run if shares_sum(done[i], nests[i], warp)] for run in unordered(nests)
+    ]  # fmt: skip
+
+    def taken(*numbers: int) -> int:
+        return sum(threads_for(done[i], nests[i], part.boxes[nests[i]]) for i in numbers)
+
+    for run in together:
+        # so many outputs a warp that sums which do not wait for each other have warps of their own
+        while taken(*run) > room:
+            found = ((i, widened(done[i], nests[i], part.boxes[nests[i]], warp)) for i in run)
+            wider = {i: leaf for i, leaf in found if leaf is not None}
+            if not wider:
+                break
+            most = max(wider, key=taken)
+            done[most] = wider[most]
+    wanted = max(*(taken(i) for i in range(len(done))), *(taken(*run) for run in together))
+    return tuple(done), min(room // unit, -(-wanted // unit)) * unit
 
 
 def shared_out(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from tilewright.backend.gpu.kernel.early import Early
 from tilewright.backend.gpu.kernel.leaf import leaf_statements
 from tilewright.backend.gpu.kernel.room import Hazards
 from tilewright.backend.gpu.stream.group import stream_form
@@ -11,7 +13,7 @@ from tilewright.backend.gpu.stream.lower import stream_tile
 from tilewright.backend.gpu.threads.nest import GpuNest
 from tilewright.errors import InternalError
 from tilewright.ir.analysis.simplify import simplify
-from tilewright.ir.forms.expr import Axis, Expr, lt, var
+from tilewright.ir.forms.expr import Axis, Expr, loads, lt, var
 from tilewright.ir.forms.loops import Alloc, Barrier, Buffer, For, ForKind, If, Memory, Scope, Stmt
 from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.lower.access import Place, flat_place, global_place
@@ -54,6 +56,8 @@ class GpuKernel(KernelLowering):
         self.thread, self.warp = Axis("thread", lanes.count), lanes.warp
         self.shared: list[Buffer] = []  # of a stream's operands
         self.hazards: Hazards[Buffer] = Hazards()
+        self.last: Work | None = None  # since the last barrier, and the threads that it has
+        self.occupied = 0
         self.staged_buffers: frozenset[Buffer] = frozenset()  # of the loops around: each part at a place of its own
         warps = stream_tile(self.plan)
         if warps is not None:  # nothing that is held leaves the registers
@@ -64,7 +68,10 @@ class GpuKernel(KernelLowering):
 
     def _statements(self, items: Sequence[Item]) -> list[Stmt]:
         body: list[Stmt] = []
-        for item in items:
+        early, start = Early(self.names, self.thread), 0  # where the last barrier is behind, or a loop
+        for before, item in zip((None, *items), items, strict=False):
+            if not isinstance(before, Work):
+                early, start = replace(early, place=None), len(body)
             if isinstance(item, Loop):
                 body.extend(self._loop(item))
                 continue
@@ -78,25 +85,47 @@ class GpuKernel(KernelLowering):
                 continue
             if isinstance(item, Meeting):
                 body.append(Barrier(Scope.GRID))
-                self.hazards.clear()
+                self._met()
                 continue
             reads, writes = self._touched(item)
             warps, operands = self._fragments(item)
+            own = {self.access.read[t].buffer for t in self._own_elements(item)}
+            begun = 0 if self.hazards.meets(reads - own, writes) else self.occupied
             lowered = GpuNest(item.nest, item.leaf, item.box, dict(item.limits), self.access_of(item), self.names,
-                              self.thread, warps, operands, self.warp)  # fmt: skip
+                              self.thread, warps, operands, self.warp, begun)  # fmt: skip
             made = leaf_statements(lowered)
-            if self.hazards.meets(reads, writes, bool(lowered.shared)):
+            if self.hazards.meets(reads - own, writes, bool(lowered.shared)):
+                early = replace(early, place=start, unsettled=frozenset(self.hazards.written))
                 body.append(self._wait())
+                start = len(body)
+            asked, made = early.asked(made, self.hazards.written)
+            if asked:
+                body[early.place : early.place] = asked
+                start += len(asked)
             body.extend(made)
             self.hazards.add(reads, writes, bool(lowered.shared))
-        return body
+            self.last, self.occupied = item, lowered.end
+        return list(alloc(early.kept, body))
+
+    def _own_elements(self, work: Work) -> set[Tensor]:
+        """What a map reads of the map before it where the same thread has just written it."""
+        before = self.last
+        if before is None or not _alike(before, work):
+            return set()
+        nest = work.nest
+        elsewhere = {n.source for n in loads(*nest.values) if n.indices != nest.place}
+        return {t for t in before.nest.stores if t not in elsewhere}
 
     def _meets(self, item: Loop | Ahead) -> bool:
         return any(self.hazards.meets(*self._touched(work)) for work in works(item.body))
 
     def _wait(self) -> Barrier:
-        self.hazards.clear()
+        self._met()
         return Barrier(Scope.BLOCK)
+
+    def _met(self) -> None:
+        self.hazards.clear()
+        self.last, self.occupied = None, 0
 
     def _together(self, item: Together) -> tuple[Stmt, ...]:
         """Each side on threads of its own, numbered from the first of them."""
@@ -104,10 +133,10 @@ class GpuKernel(KernelLowering):
         chosen: tuple[Stmt, ...] = ()
         for count, items in reversed(item.sides):
             first -= count
-            self.thread = Axis("side", count)
+            self.thread, self.last, self.occupied = Axis("side", count), None, 0
             body = at(tuple(self._statements(items)), {self.thread: simplify(var(block) - first)})
             chosen = (If(lt(var(block), first + count), body, chosen),)
-        self.thread = block
+        self.thread, self.last, self.occupied = block, None, 0
         return chosen
 
     def _fragments(self, work: Work) -> tuple[Tile | None, tuple[Hold, ...]]:
@@ -138,6 +167,13 @@ class GpuKernel(KernelLowering):
         reads = {self.access.read[t].buffer for t in work.nest.reads()}
         writes = {p.buffer for t in work.nest.stores for p in self.access.write[t]}
         return reads - self.staged_buffers, writes - self.staged_buffers
+
+
+def _alike(one: Work, two: Work) -> bool:
+    """Whether two maps hand the same elements to the same threads."""
+    if one.nest.monoid is not None or two.nest.monoid is not None or one.box != two.box or one.owner or two.owner:
+        return False
+    return all(getattr(one.leaf, n) == getattr(two.leaf, n) for n in ("order", "vector", "lanes", "at_once", "flat"))
 
 
 def _ends_with_barrier(body: Sequence[Stmt]) -> bool:

@@ -21,15 +21,16 @@ from tilewright.ir.forms.compute import Scan
 from tilewright.ir.forms.expr import axes_of
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.target import Target
+from tilewright.target.instruction_sets import PACKET_BYTES
 from tilewright.tile_graph.algebra.context import NestContext
 from tilewright.tile_graph.algebra.propagate import extent_of, reads_box
 from tilewright.tile_graph.plan.form import Sizes
 
 _MOST_TILES = 8  # cuts that are priced, those of most tiles first
 _LEAST_STEPS = 4  # before them the copies are not paid back
-# Of a recurrence of 109 steps on an H200, steps inside a kernel took as long as launches in float16 and 1.5 times as
-# long in float32: what blocks wait for each other's states is not all counted.
-_WORTH = 0.7
+# Of a recurrence of 109 steps on an H200, steps inside a kernel took 0.67 of the launches' time where 0.89 was predicted,
+# and 1.01 where 0.99 was (float16, float32).
+_WORTH = 0.95
 
 
 def walk_steps(kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> WalkedSteps | None:
@@ -71,38 +72,43 @@ def _priced(step: StepKernel, tile: Sizes, scan: Scan, context: NestContext, bar
     target, steps = context.target, extent_of(scan.axis.extent)
     root = step.nests[-1]
     whole = {f"o{i}": max(1, extent_of(a.extent)) for i, a in enumerate(root.axes)}
-    alone = choose_gpu_tile(step.nests, step.leaves, context, step.stored, {**whole, **dict(tile)})
+    alone = choose_gpu_tile(step.nests, step.leaves, context, step.stored, {**whole, **dict(tile)},
+                            most_threads=target.max_threads)  # fmt: skip
     if alone is None:
         return None
     kept = _kept(step, tile, scan, context)
-    size = sum(kept.values())
+    size = sum(bytes_ for bytes_, _ in kept.values())
     outer = target.beyond_local
     # weights that stay are read from shared memory instead
     working = max(alone.seconds - start(target) - size / outer.bandwidth, outer.latency)
     each = working + size / target.local.bandwidth + barrier
     before = start(target) + size / target.main.bandwidth
     chosen = replace(alone, seconds=before + steps * each, footprint=alone.footprint + size, resident=True)
-    return WalkedSteps(chosen, tuple(kept))
+    return WalkedSteps(chosen, tuple((tensor, lanes) for tensor, (_, lanes) in kept.items()))
 
 
-def _kept(step: StepKernel, tile: Sizes, scan: Scan, context: NestContext) -> dict[Tensor, int]:
-    """Constants that a block reads at every step, as many as there is room for, with the bytes of its part."""
+def _kept(step: StepKernel, tile: Sizes, scan: Scan, context: NestContext) -> dict[Tensor, tuple[int, int]]:
+    """Constants that a block reads at every step, as many as there is room for, with the bytes of its part and how many
+    neighbours are copied at a time."""
     boxes, target = block_of(step.nests, dict(tile), None, 0).boxes, context.target
     own = {n: own_bytes(n, finished(leaf, n, boxes[n], {}), boxes[n], target.max_threads, target.warp)
            for n, leaf in zip(step.nests, step.leaves, strict=True)}  # fmt: skip
     held = {t: prod(int(part.size) for part in boxes[n]) * t.dtype.bytes
             for n in step.nests for t in n.stores if t not in step.stored}  # fmt: skip
     sizes: dict[Tensor, int] = {}
+    packets: dict[Tensor, int] = {}
     for nest in step.nests:
         moving = {n.source for n in (*nest.element_loads, *nest.value_loads) if scan.axis in axes_of(*n.indices)}
         wanted = {t for t in nest.reads() if t in context.constants and t.rank and t not in moving}
         for tensor, box in reads_box(nest, boxes[nest], {}, wanted).items():
             size = whole_lines(prod(int(part.size) for part in box) * tensor.dtype.bytes)
             sizes[tensor] = max(size, sizes.get(tensor, 0))
+            row, wide = int(box[-1].size), PACKET_BYTES // tensor.dtype.bytes
+            packets[tensor] = wide if row == tensor.shape[-1] and row % wide == 0 else 1
     room = target.local.capacity - block_bytes(step.nests, held, own, at_once=True)
-    kept: dict[Tensor, int] = {}
+    kept: dict[Tensor, tuple[int, int]] = {}
     for tensor, size in sorted(sizes.items(), key=lambda item: -item[1]):
         if size <= room:
-            kept[tensor] = size
+            kept[tensor] = size, packets[tensor]
             room -= size
     return kept

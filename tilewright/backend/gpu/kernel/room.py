@@ -43,6 +43,20 @@ class Hazards(Generic[Place]):
         self.has_own = False
 
 
+def unordered(nests: Sequence[Nest]) -> list[list[int]]:
+    """The numbers of nests between two barriers of a block: none of them reads or writes what another writes."""
+    since: Hazards[Tensor] = Hazards()
+    runs: list[list[int]] = [[]]
+    for number, nest in enumerate(nests):
+        reads, writes = set(nest.reads()), set(nest.stores)
+        if since.meets(reads, writes):
+            since.clear()
+            runs.append([])
+        since.add(reads, writes, has_own=False)
+        runs[-1].append(number)
+    return runs
+
+
 def block_bytes(
     nests: Sequence[Nest], held: Mapping[Tensor, int], own: Mapping[Nest, int], at_once: bool = False
 ) -> int:

@@ -17,7 +17,15 @@ from tilewright.backend.gpu.kernel.shared_arena import whole_lines
 from tilewright.backend.gpu.maps.plan import accesses, fit_lanes, flat_sizes, placed_values
 from tilewright.backend.gpu.matrix.plan import NEVER, matrix_costs, matrix_sizes
 from tilewright.backend.gpu.stream.plan import choose_stream
-from tilewright.backend.gpu.threads.plan import MOST_THREADS, finished, fit_register, nest_factors, reused
+from tilewright.backend.gpu.threads.plan import (
+    MOST_THREADS,
+    finished,
+    fit_register,
+    nest_factors,
+    outputs_at_once,
+    reused,
+    shares_sum,
+)
 from tilewright.backend.gpu.threads.window_plan import is_window, reads_of_turn
 from tilewright.backend.protocol import Choice
 from tilewright.intrinsics.gpu_matrix import ROW_BYTES
@@ -66,7 +74,7 @@ _FEW_SLICES = 8  # reads of one tensor by a nest that are looked at one by one: 
 
 def choose_gpu_tile(
     nests: Sequence[Nest], plans: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
-    fixed: Mapping[str, int], stream: Stream | None = None, block: int = 0,
+    fixed: Mapping[str, int], stream: Stream | None = None, block: int = 0, most_threads: int = MOST_THREADS,
 ) -> Choice | None:  # fmt: skip
     """The best output tile, with `stream` walked in blocks; None when no tile's intermediates fit in shared memory."""
     root = nests[-1]
@@ -91,7 +99,7 @@ def choose_gpu_tile(
             for n, p in zip(nests, plans, strict=True)]  # fmt: skip
     threads = np.clip(
         -(-np.maximum.reduce([np.broadcast_to(w, tiles.shape) for w in work]) // target.warp) * target.warp,
-        target.warp, MOST_THREADS,
+        target.warp, most_threads,
     )
     if products:  # a block has as many threads as its products take, whatever runs beside them
         threads = next(iter(products.values())).threads
@@ -108,8 +116,12 @@ def choose_gpu_tile(
             latency = latency + products[nest].alone * again
             ring = np.maximum(ring, products[nest].ring)
             continue
+        register = tiles_of[nest]
+        if stream is None and shares_sum(plan, nest, target.warp):
+            register = outputs_at_once(nest, boxes[nest], -(-positions // threads))
+            positions = -(-positions // next(iter(register.values()), 1))
         rounds = -(-positions // threads)
-        slots, wait = _step_cost(nest, plan, tiles_of[nest], lanes_of[nest], boxes[nest], target)
+        slots, wait = _step_cost(nest, plan, register, lanes_of[nest], boxes[nest], target)
         busy = np.minimum(rounds * threads, -(-positions // target.warp) * target.warp)
         repeats = trips[nest] if stream and nest in stream.wide else 1
         issue = issue + (busy * slots + rounds * _staging(nest, boxes[nest])) / lanes * repeats

@@ -1,18 +1,20 @@
 """Lowers one nest to what the threads of a GPU block do: each takes positions of the nest's box by its flat index.
 
 Five ways: a position a thread; packets of a map's neighbours; a reduction shared by neighbouring threads and combined
-by shuffles; a contraction whose operands go through shared memory in steps, with a register tile a thread, or with
-fragments of matrices a warp.
+by shuffles, of one output or of several that read an operand together; a contraction whose operands go through shared
+memory in steps, with a register tile a thread, or with fragments of matrices a warp.
 Barriers and shuffles stand outside every condition that depends on the thread.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import e, log2, prod
 
 from tilewright.backend.gpu.maps.packets import chosen_places, in_registers
+from tilewright.backend.gpu.threads.plan import shares_sum
 from tilewright.ir.analysis.simplify import simplify
 from tilewright.ir.forms.bounds import static
 from tilewright.ir.forms.compute import Monoid
@@ -26,12 +28,14 @@ from tilewright.ir.forms.expr import (
     const,
     eq,
     is_op,
+    le,
     load,
     loads,
     lt,
     op,
     replace_nodes,
     rewrite,
+    select,
     substitute,
     var,
 )
@@ -88,7 +92,7 @@ class GpuNest:
 
     def __init__(
         self, nest: Nest, plan: Leaf, box: Box, reduce_box: dict[Axis, Range], access: Access, names: Names,
-        thread: Axis, warps: Tile | None = None, operands: Sequence[Hold] = (), warp: int = WARP,
+        thread: Axis, warps: Tile | None = None, operands: Sequence[Hold] = (), warp: int = WARP, begun: int = 0,
     ) -> None:  # fmt: skip
         self.nest = nest
         self.plan = plan
@@ -110,6 +114,10 @@ class GpuNest:
         self.threads = extent_of(thread.extent)
         self.takers = self.threads // plan.split  # threads that take a position of their own
         self.rounds = -(-self.count // self.takers)
+        # threads that a leaf before it has, which it does not wait for: where enough are left, it takes those
+        asks = self.count * plan.split
+        self.first = begun if shares_sum(plan, nest, warp) and begun + asks <= self.threads else 0
+        self.end = self.first + asks
 
     def statements(self) -> tuple[Stmt, ...]:
         return self.in_rounds(self._one_round)
@@ -127,7 +135,7 @@ class GpuNest:
     def taker(self) -> tuple[Expr, Expr]:
         """(which position a thread starts from, which share of its reduction it has)."""
         split = self.plan.split
-        thread = var(self.thread)
+        thread = var(self.thread) - self.first if self.first else var(self.thread)
         if split == 1:
             return thread, const(0)
         if self.along_reduction or split > self.warp:
@@ -142,7 +150,7 @@ class GpuNest:
 
     def spot(self, round_: Expr) -> Spot:
         flat = simplify(self.taker()[0] + round_ * self.takers)
-        active = [lt(flat, self.count)]
+        active = [lt(flat, self.count), *([le(self.first, var(self.thread))] if self.first else [])]
         rest = flat
         coordinates: dict[Axis, Expr] = {}
         unrolled: list[Axis] = []
@@ -176,7 +184,7 @@ class GpuNest:
         monoid = self.nest.monoid
         if monoid is None:
             return guarded(spot.active, spot.around(guarded(spot.inside, self.stores(spot, {}))))
-        states = self.states(monoid, (), "acc")
+        states = self.states(monoid, spot.shape, "acc")
         if self.plan.split == 1:
             starts = self.initial(monoid, spot)
             body = (
@@ -197,7 +205,7 @@ class GpuNest:
         near, lane = Axis("near", int(inner.size) // packet), Axis("lane", packet)
         start = simplify(inner.low + (var(near) * packet if int(inner.size) > packet else const(0)))
         env[self.reduction[-1]] = simplify(start + var(lane))
-        body = self._in_packets(states, monoid, self.elements({**spot.env, **env}), lane)
+        body = self._in_packets(states, monoid, self.elements({**spot.env, **env}), lane, spot)
         return serial([*loops, *([near] if int(inner.size) > packet else [])], body)
 
     def _shared_reduction(self, spot: Spot, states: Sequence[Buffer], monoid: Monoid) -> tuple[Stmt, ...]:
@@ -210,24 +218,77 @@ class GpuNest:
         lane = Axis("lane", packet)
         env, valid = self.reduction_point(flat, lane)
         conditions = known_true_left_out([lt(flat, count), *valid])
-        step = guarded(conditions, self._in_packets(states, monoid, self.elements({**spot.env, **env}), lane))
-        body: list[Stmt] = [Store(s, (), v) for s, v in zip(states, monoid.identity, strict=True)]
+        step = guarded(conditions, self._in_packets(states, monoid, self.elements({**spot.env, **env}), lane, spot))
+        starts = tuple(Store(s, spot.index, v) for s, v in zip(states, monoid.identity, strict=True))
+        body: list[Stmt] = list(spot.around(starts))
         body.extend(guarded(spot.active, (For(loop, ForKind.SERIAL, step),)))
-        body.extend(self.combine_shares(monoid, states, spot))
-        body.extend(self.finish(monoid, states, spot))
-        return tuple(body)
+        if not spot.unrolled:
+            return (*body, *self.combine_shares(monoid, states, spot), *self.finish(monoid, states, spot))
+        own = self.states(monoid, (), "own")
+        halved, place, share = self._halve_shares(monoid, states, own, spot)
+        env = {a: simplify(substitute(e, place)) for a, e in spot.env.items()}
+        alone = replace(spot, env=env, unrolled=(), inside=tuple(substitute(c, place) for c in spot.inside))
+        return (*body, *alloc(own, (*halved, *self.finish(monoid, own, alone, share))))
 
     def _in_packets(
-        self, states: Sequence[Buffer], monoid: Monoid, elements: Sequence[Expr], lane: Axis
+        self, states: Sequence[Buffer], monoid: Monoid, elements: Sequence[Expr], lane: Axis, spot: Spot
     ) -> tuple[Stmt, ...]:
-        """Neighbours one after the other, what they read in memory fetched together."""
+        """Neighbours one after the other, what they read in memory fetched together: once what a whole register tile
+        reads."""
         if lane.extent == 1:
             here = {lane: const(0)}
-            return self.update(monoid, states, (), [simplify(substitute(e, here)) for e in elements])
-        found = [in_registers(self.names, e, lane) for e in elements]
-        inner = For(lane, ForKind.UNROLL, self.update(monoid, states, (), [value for value, _, _ in found]))
-        fetched = [stmt for _, moved, _ in found for stmt in moved]
-        return alloc([b for _, _, kept in found for b in kept], (*fetched, inner))
+            values = [simplify(substitute(e, here)) for e in elements]
+            return spot.around(guarded(spot.inside, self.update(monoid, states, spot.index, values)))
+        steps = set(spot.unrolled)
+        common = [in_registers(self.names, e, lane, which=lambda n: not steps.intersection(axes_of(*n.indices)))
+                  for e in elements]  # fmt: skip
+        found = [in_registers(self.names, value, lane) for value, _, _ in common]
+        inner = For(lane, ForKind.UNROLL, self.update(monoid, states, spot.index, [value for value, _, _ in found]))
+        each = alloc([b for _, _, kept in found for b in kept], (*(s for _, moved, _ in found for s in moved), inner))
+        fetched = [stmt for _, moved, _ in common for stmt in moved]
+        return alloc([b for _, _, kept in common for b in kept], (*fetched, *spot.around(guarded(spot.inside, each))))
+
+    def _halve_shares(
+        self, monoid: Monoid, states: Sequence[Buffer], own: Sequence[Buffer], spot: Spot
+    ) -> tuple[tuple[Stmt, ...], dict[Axis, Expr], Expr]:
+        """The outputs of a register tile from the shares of a warp: lanes that are far apart give each other half of
+        what they have, until each has one output, which those beside it have too. Then `own` is that, with its place
+        in the tile, and a lane's number among those that have it. Of eight outputs that is 9 exchanges, not 40."""
+        lane, distance = self.taker()[1], self.plan.split // 2
+        given, other = (self.states(monoid, (), stem) for stem in ("given", "other"))
+        place: dict[Axis, Expr] = {}
+        body: list[Stmt] = []
+
+        def exchanged(at: tuple[Expr, ...], with_: tuple[Expr, ...] | None) -> None:
+            upper = eq(simplify(lane // distance % 2), 1)
+            for state, out in zip(states, given, strict=True):
+                kept = load(state, at)
+                body.append(Store(out, (), kept if with_ is None else select(upper, kept, load(state, with_))))
+                if with_ is not None:
+                    body.append(Store(state, at, select(upper, load(state, with_), kept)))
+            for out, into in zip(given, other, strict=True):
+                body.append(Instruction("shuffle_xor", (Operand(into, ()), Operand(out, ())), (const(distance),)))
+            body.extend(self.update(monoid, states, at, [load(o, ()) for o in other]))
+
+        for number, axis in enumerate(spot.unrolled):
+            left, first = extent_of(axis.extent), simplify(const(0))
+            behind = list(itertools.product(*(range(extent_of(a.extent)) for a in spot.unrolled[number + 1 :])))
+            while left > 1:
+                left //= 2
+                first = simplify(first + lane // distance % 2 * left)
+                for near, rest in itertools.product(range(left), behind):
+                    before = [const(0)] * number
+                    after = [const(n) for n in rest]
+                    exchanged((*before, const(near), *after), (*before, const(near + left), *after))
+                distance //= 2
+            place[axis] = first
+        share = simplify(lane % (2 * distance)) if distance else const(0)
+        start = (const(0),) * len(spot.unrolled)
+        while distance:
+            exchanged(start, None)
+            distance //= 2
+        body.extend(Store(o, (), load(s, start)) for o, s in zip(own, states, strict=True))
+        return alloc([*given, *other], body), place, share
 
     def _packet(self, spot: Spot) -> int:
         """Neighbours along a reduction of its own that a thread takes at a time: as many as memory hands over in one
@@ -277,7 +338,9 @@ class GpuNest:
             body.extend(self.update(monoid, states, (), [load(t, (simplify(first + number),)) for t in tables]))
         return tuple(body)
 
-    def finish(self, monoid: Monoid, states: Sequence[Buffer], spot: Spot) -> tuple[Stmt, ...]:
+    def finish(
+        self, monoid: Monoid, states: Sequence[Buffer], spot: Spot, share: Expr | None = None
+    ) -> tuple[Stmt, ...]:
         """One thread of a position stores; it alone reads what the accumulators should have started from."""
         last: list[Stmt] = []
         if self.nest.initial and self.plan.split > 1:
@@ -285,7 +348,7 @@ class GpuNest:
             now.update({s: load(b, spot.index) for s, b in zip(monoid.right, states, strict=True)})
             last.extend(self._assign(states, spot.index, [replace_nodes(c, now) for c in monoid.combine]))
         last.extend(self.stores(spot, self.results(monoid, states, spot.index)))
-        alone = [eq(self.taker()[1], 0)] if self.plan.split > 1 else []
+        alone = [eq(self.taker()[1] if share is None else share, 0)] if self.plan.split > 1 else []
         return guarded([*spot.active, *alone], spot.around(guarded(spot.inside, tuple(last))))
 
     def reduction_point(self, flat: Expr, lane: Axis | None = None) -> tuple[dict[Axis, Expr], list[Expr]]:

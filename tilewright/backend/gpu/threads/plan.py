@@ -29,6 +29,7 @@ _STAGED_BYTES = 48 << 10  # shared memory for the operands of the steps that are
 _MOST_STEP = 32
 _RINGS = ((3, 16), (2, 8))  # steps that are under way, and elements of each at least
 _LONG_SHARE = 32  # elements of a reduction that a thread has at least, where more than a warp share it
+MOST_OUTPUTS = 8  # of a sum that a warp shares: a packet of each is under way at once
 _SHORT_RUN = 16  # elements of an innermost reduction axis that a thread takes in a packet or two
 
 
@@ -232,6 +233,46 @@ def finished(plan: Leaf, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range])
         if step:
             return replace(plan, step=step, at_once=stages)
     return replace(plan, step=0, register=())
+
+
+def shares_sum(plan: Leaf, nest: Nest, warp: int) -> bool:
+    """Whether a warp shares every sum of products, neighbours along it: then it may take several outputs."""
+    by_warps = plan.split == warp and plan.vector is not None and plan.vector[0] == "r"
+    return by_warps and not plan.step and not is_window(plan, nest) and is_contraction(nest)
+
+
+def widened(plan: Leaf, nest: Nest, box: Box, warp: int) -> Leaf | None:
+    """A sum that a warp shares with twice as many outputs a position, which share an operand: it is read once, and what
+    the others read is asked for at a time. None where there are no more."""
+    if not shares_sum(plan, nest, warp) or 2 * prod(n for _, n in plan.register) > MOST_OUTPUTS:
+        return None
+    names = nest.axis_names()
+    parts = [f for f in nest_factors(nest) if f.reductions]
+    for axis, part in zip(nest.axes, box, strict=True):
+        twice = 2 * dict(plan.register).get(names[axis], 1)
+        if part.size % twice == 0 and any(axis not in f.outputs for f in parts):
+            return replace(plan, register=(*(r for r in plan.register if r[0] != names[axis]), (names[axis], twice)))
+    return None
+
+
+def outputs_at_once(nest: Nest, box: Box, rounds: Size) -> dict[Axis, Size]:
+    """How many outputs a warp that shares a sum has on a box (numbers or arrays) which has so many times what its
+    warps take at once: as a register tile along one of the axes that some operand does not have."""
+    parts = [f for f in nest_factors(nest) if f.reductions]
+    most: Size = 1
+    found: Axis | None = None
+    for axis, part in zip(nest.axes, box, strict=True):
+        if any(axis not in f.outputs for f in parts):
+            most, found = most * part.size, axis
+    outputs: Size = 1
+    for _ in range(MOST_OUTPUTS.bit_length() - 1):
+        outputs = np.where((outputs < rounds) & (2 * outputs <= most), 2 * outputs, outputs)
+    return {} if found is None else {found: outputs}
+
+
+def threads_for(plan: Leaf, nest: Nest, box: Box) -> int:
+    """Threads that have something to do in a leaf at once, if there are as many."""
+    return prod(positions(plan, nest, box).values()) * plan.split
 
 
 def _step(plan: Leaf, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range]) -> tuple[int, int]:
