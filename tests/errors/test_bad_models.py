@@ -218,6 +218,10 @@ CASES: dict[str, tuple[Any, str]] = {
         one("Resize", IMAGE, ["x", "", "s"], {"s": np.array([1, 1, 1e9, 1e9], np.float32)}),
         "1099511627776 are supported",
     ),
+    "Resize long": (
+        one("Resize", IMAGE, ["x", "", "s"], {"s": np.array([1, 1, 1, 1e9], np.float32)}),
+        "places along an axis",
+    ),
     "Resize -1": (one("Resize", IMAGE, ["x", "", "s"], {"s": np.array([1, 1, -1, 1], np.float32)}), "scale -1.0"),
     "Range huge": (
         one(

@@ -10,7 +10,17 @@ from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.expr import Expr, all_of, cast, const, le, load, lt, maximum, minimum, op, select
 from tilewright.ir.forms.graph import Node
 from tilewright.ir.forms.tensor import Tensor
-from tilewright.ops.builder import MOST_OPERANDS, Builder, Shape, clamp, dims, distinct_axes, literal, reindex
+from tilewright.ops.builder import (
+    MOST_KNOWN,
+    MOST_OPERANDS,
+    Builder,
+    Shape,
+    clamp,
+    dims,
+    distinct_axes,
+    literal,
+    reindex,
+)
 from tilewright.ops.registry import operator
 
 
@@ -393,6 +403,8 @@ def range_(b: Builder, node: Node, start: Tensor, limit: Tensor, delta: Tensor) 
     first, end = (b.known(t, n).reshape(()) for t, n in ((start, "start"), (limit, "limit")))
     count = max(int(np.ceil((float(end) - float(first)) / float(step))), 0)
     b.checked_shape([count], whole=True)
+    if count > MOST_KNOWN:
+        return b.map("", [count], lambda i: cast(i, start.dtype) * step.item() + first.item())
     counted = b.map_compute("", [count], lambda i: cast(i, start.dtype) * step.item() + first.item())
     return b.known_map(counted, (np.arange(count).astype(first.dtype) * step + first).astype(first.dtype))
 

@@ -11,7 +11,7 @@ import numpy as np
 from tilewright.ir.forms.expr import Expr, cast, const, load, select
 from tilewright.ir.forms.graph import Node
 from tilewright.ir.forms.tensor import Tensor
-from tilewright.ops.builder import Builder, dims
+from tilewright.ops.builder import MOST_KNOWN, Builder, dims
 from tilewright.ops.registry import operator
 
 _WRITTEN_OUT = 4  # taps up to which the sum is written out; more become a reduction
@@ -122,6 +122,8 @@ def _resized(b: Builder, attributes: dict, x: Tensor, axes: dict[int, Sampling])
 def _coordinates(b: Builder, attributes: dict, s: Sampling) -> np.ndarray:
     """Where every output place lies in the input."""
     mode = attributes.get("coordinate_transformation_mode", "half_pixel")
+    if s.out > MOST_KNOWN:
+        raise b.unsupported(f"its result would have {s.out} places along an axis; {MOST_KNOWN} are supported")
     at = np.arange(s.out, dtype=np.float64)
     exact = s.scale * s.size  # the output's extent before it was rounded down
     if mode == "half_pixel" or (mode == "pytorch_half_pixel" and exact > 1):
