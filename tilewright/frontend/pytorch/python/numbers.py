@@ -20,6 +20,11 @@ _OF_SIZES = {
 }  # fmt: skip
 
 
+def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What tells PyTorch of a number, which of a tensor's it need not know."""
+    return lambda truth, *args, **named: None if is_data(truth) else function(truth, *args, **named)
+
+
 class Numbers:
     """What is called of Python and PyTorch for a number, a truth or a size."""
 
@@ -29,7 +34,8 @@ class Numbers:
             int: self._whole, float: self._real, bool: self._truth, max: self._largest, min: self._smallest,
             any: self._any, all: self._all, len: self._length,
             torch.equal: self._equal, torch.allclose: self._close, torch.is_nonzero: self._truth,
-            torch.nonzero: self._places,
+            torch.nonzero: self._places, torch._check: _checked(torch._check),
+            torch._check_is_size: _checked(torch._check_is_size),
         }  # fmt: skip
 
     def called(self, function: Any) -> Any:
