@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tilewright.frontend.pytorch.emitter import Emitter, Number, Operand, Results, Value, row
+from tilewright.frontend.pytorch.emitter import Emitter, Number, Operand, Results, Size, Value, row
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.dtypes import DType
 
@@ -342,15 +342,22 @@ def scalar_tensor(m: Emitter, out: Value, value: Number, **_: Any) -> Results:
 
 
 @row("aten.arange.start_step", "aten.arange.start", "aten.arange.default")
-def arange(m: Emitter, out: Value, *bounds: Number, **_: Any) -> Results:
+def arange(m: Emitter, out: Value, *bounds: Operand, **_: Any) -> Results:
     start, step = (bounds[0] if len(bounds) > 1 else 0), (bounds[2] if len(bounds) > 2 else 1)
+    if isinstance(out.shape[0], Size):
+        end = bounds[0] if len(bounds) == 1 else bounds[1]
+        return m.new("Range", *(m.typed(n, out.dtype) for n in (start, end, step)))
     at = np.arange(out.shape[0])
     values = at * step + start if out.dtype.is_int else start + at.astype(np.float64) * step
     return m.constant(values.astype(out.dtype.numpy))
 
 
 @row("prims.iota")
-def iota(m: Emitter, out: Value, length: int, *, start: int, step: int, **_: Any) -> Results:
+def iota(m: Emitter, out: Value, length: Any, *, start: int, step: int, **_: Any) -> Results:
+    if isinstance(out.shape[0], Size):
+        numbers = (m.typed(length, out.dtype), m.number(step, out.dtype), m.number(start, out.dtype))
+        counted = m.new("Range", m.number(0, out.dtype), numbers[0], m.number(1, out.dtype))
+        return m.new("Add", m.new("Mul", counted, numbers[1]), numbers[2])
     return m.constant((np.arange(length) * step + start).astype(out.dtype.numpy))
 
 

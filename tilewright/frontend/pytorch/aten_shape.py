@@ -197,12 +197,19 @@ _triangle("aten.tril", 0)
 
 
 @row("aten.slice_scatter")
-def slice_scatter(m: Emitter, out: Value, x: Value, source: Value, dim: int = 0, start: int | None = None,
-                  end: int | None = None, step: int = 1) -> Results:  # fmt: skip
+def slice_scatter(m: Emitter, out: Value, x: Value, source: Value, dim: int = 0, start: Any = None,
+                  end: Any = None, step: int = 1) -> Results:  # fmt: skip
     axis = x.axis(dim)
     extent = x.shape[axis]
-    chosen = range(*slice(start, end, step).indices(extent))
     new = m.typed(source, x.dtype)
+    if any(isinstance(n, Size | Value) for n in (extent, source.shape[axis], start, end)):
+        if step != 1:
+            raise m.refuse("every so many elements of a part whose size data tell are not supported")
+        first = start.name if isinstance(start, Value) else m.size(start or 0)
+        behind = Value(m.new("Add", first, m.size(source.shape[axis])), dtypes.int64, ())
+        before = m.sliced(x.name, axis, 0, Value(first, dtypes.int64, ()))
+        return m.new("Concat", before, new, m.sliced(x.name, axis, behind, _LAST), axis=axis)
+    chosen = range(*slice(start, end, step).indices(extent))
     if step != 1:  # every place is one of the old elements or one of the new
         places = np.arange(extent, dtype=np.int64)
         places[list(chosen)] = extent + np.arange(len(chosen))

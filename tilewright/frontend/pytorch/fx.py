@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from tilewright.errors import UnsupportedError
 from tilewright.frontend.pytorch import aten, aten_nn, aten_reduce, aten_rnn, aten_shape  # noqa: F401  (their rows)
@@ -18,6 +19,7 @@ from tilewright.frontend.pytorch.aliases import view_of
 from tilewright.frontend.pytorch.aten import dtype_of
 from tilewright.frontend.pytorch.emitter import Emitter, Row, Size, Value, find_row, size_of
 from tilewright.frontend.pytorch.higher_order import Known, emit_control, is_control, why_no_control
+from tilewright.frontend.pytorch.mutations import source_of
 from tilewright.frontend.pytorch.tensors import constant_of
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms import graph as ir
@@ -175,6 +177,12 @@ def _called(row: Row, node: fx.Node, m: Emitter, wanted: Known, args: Any, named
     try:
         return row(m, wanted, *args, **arguments)
     except TypeError as error:
+        values = pytree.tree_leaves((wanted, args, named))
+        if any(isinstance(n, Size) for v in values for n in (*getattr(v, "shape", ()), v)):
+            raise UnsupportedError(
+                f"{source_of(node)}: {node.target} of a size that data tell is not supported; use tensors of fixed "
+                f"sizes and masks"
+            ) from error
         # an overload whose arguments the row does not know
         raise UnsupportedError(f"{node.target} '{label(node)}': {str(error).partition(') ')[2] or error}") from error
 

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from tilewright.errors import UnsupportedError
 from tilewright.frontend.pytorch import own_operators  # noqa: F401  (which are registered)
-from tilewright.frontend.pytorch.python.values import Step, Unbound, Values, is_data
+from tilewright.frontend.pytorch.python.values import Step, Unbound, Values, is_data, is_numeral
 
 _KINDS = (list, dict, set)
 CONTAINERS = ("a list", "a dict", "a set")
@@ -44,14 +44,19 @@ class Pick:
 class Traced:
     """A body followed by itself: what it gave, and which tensors it used of those that are followed outside."""
 
-    def __init__(self, step: Step, values: Values) -> None:
+    def __init__(self, step: Step, values: Values, where: str) -> None:
         given = [x for x in pytree.tree_leaves(values) if is_data(x)]
 
         def once(*_: torch.Tensor) -> Any:
             self.results = step(*values)
             return [x for x in pytree.tree_leaves(self.results) if is_data(x)]
 
-        self._module: fx.GraphModule = reenter_make_fx(once)(*given)
+        try:
+            self._module: fx.GraphModule = reenter_make_fx(once)(*given)
+        except RuntimeError as error:  # checks of a size that data tell, which PyTorch adds behind the body
+            if "is not tracked with proxy" in str(error):
+                raise _of_sizes(where) from error
+            raise
         nodes = self._module.graph.nodes
         placeholders = [n for n in nodes if n.op == "placeholder"]
         self._sources: dict[fx.Node, torch.Tensor] = {n: x for n, x in zip(placeholders, given, strict=True) if n.users}
@@ -117,7 +122,7 @@ class Traced:
             memory = value.untyped_storage()._cdata
             is_own = memory not in seen and value.is_contiguous() and node.op == "call_function"
             seen.add(memory)
-            copy = _aten.clone.default if pick.is_final else _own.copied.default
+            copy = _aten.clone.default if pick.is_final or is_numeral(value) else _own.copied.default
             node = node if is_own else _called(graph, copy, (node,), value)
             if value.dtype != pick.like.dtype:
                 node = _called(graph, _aten._to_copy.default, (node,), pick.like, dtype=pick.like.dtype)
@@ -136,10 +141,14 @@ def _called(graph: fx.Graph, target: Any, args: tuple[Any, ...], like: torch.Ten
 def check_sizes(values: Sequence[Any], where: str) -> None:
     for x in values:
         if is_data(x) and not all(isinstance(n, int) for n in x.shape):
-            raise UnsupportedError(
-                f"{where}: a branch or loop that a tensor decides uses a tensor whose size data tell; keep all "
-                f"elements and mask them, as in torch.where(mask, x, 0)"
-            )
+            raise _of_sizes(where)
+
+
+def _of_sizes(where: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{where}: a branch or loop that a tensor decides uses a tensor whose size data tell; keep all elements and "
+        f"mask them, as in torch.where(mask, x, 0)"
+    )
 
 
 def _attribute(module: Any, path: str) -> Any:
@@ -321,7 +330,7 @@ class Containers:
         before = self.held()
         with self.put_back():
             if self._all:
-                Traced(step, values)
+                Traced(step, values, self._where)
             changed = [x for x, then in zip(self._all, before, strict=True) if not _is_same(x, then)]
         found = Containers((), self._where)
         found._all = changed

@@ -28,15 +28,26 @@ from tilewright.frontend.pytorch.python.exits import LEFT, STEP
 from tilewright.frontend.pytorch.python.numbers import Numbers
 from tilewright.frontend.pytorch.python.rewriting import CALLS, rewritten_code, with_code
 from tilewright.frontend.pytorch.python.state import State, agreed
-from tilewright.frontend.pytorch.python.values import Step, Unbound, Values, flag, is_data, number
+from tilewright.frontend.pytorch.python.values import (
+    Step,
+    Unbound,
+    Values,
+    flag,
+    is_data,
+    is_numeral,
+    made_of,
+    number,
+    numeral,
+)
 
 _higher = torch.ops.higher_order
-_AUGMENTED = {name: getattr(operator, f"i{function}") for name, function in {
+_ARITHMETIC = {
     "Add": "add", "Sub": "sub", "Mult": "mul", "Div": "truediv", "FloorDiv": "floordiv", "Mod": "mod", "Pow": "pow",
     "BitAnd": "and", "BitOr": "or", "BitXor": "xor", "MatMult": "matmul", "LShift": "lshift", "RShift": "rshift",
-}.items()}  # fmt: skip
-
-
+}  # fmt: skip
+_AUGMENTED = {name: getattr(operator, f"__i{function}__") for name, function in _ARITHMETIC.items()}
+_COMBINED = {name: getattr(operator, f"__{function}__") for name, function in
+             {**_ARITHMETIC, "USub": "neg", "UAdd": "pos", "Invert": "invert"}.items()}  # fmt: skip
 _ORDERS = {"Lt": operator.lt, "LtE": operator.le, "Gt": operator.gt, "GtE": operator.ge, "Eq": operator.eq,
            "NotEq": operator.ne}  # fmt: skip
 SHORT = 16  # steps of a loop over plain numbers that are written out one by one
@@ -72,8 +83,9 @@ class Calls:
         return function
 
     def rewritten(self, function: FunctionType, is_last: bool = False) -> Any:
-        room = (function.__module__ or "").partition(".")[0]
-        if room in ("torch", "builtins", "typing", "math", "numpy") or function.__name__ == "<lambda>":
+        home = function.__module__ or ""
+        is_known = home.partition(".")[0] in ("torch", "builtins", "typing", "math", "numpy")
+        if is_known or home.startswith("tilewright.frontend.") or function.__name__ == "<lambda>":
             return function
         if CALLS in function.__code__.co_freevars:
             return function  # a part of what was rewritten
@@ -129,6 +141,13 @@ class Calls:
         pairs = zip(kinds, values[1:], strict=True)
         return self.all_of(*(lambda k=k, v=v: next_one(k, v) for k, v in pairs))
 
+    def combined(self, kind: str, *operands: Any) -> Any:
+        return made_of(_COMBINED[kind](*operands), operands)
+
+    def changed(self, value: Any, kind: str, other: Any) -> Any:
+        """What a name has behind `name += other`."""
+        return self.combined(kind, value, other) if is_numeral(value) else _AUGMENTED[kind](value, other)
+
     def choose(self, test: Any, then: Callable[[], Any], otherwise: Callable[[], Any], where: str) -> Any:
         if not is_data(test):
             return then() if test else otherwise()
@@ -164,7 +183,7 @@ class Calls:
         return change_part(x, key, name, *args, **named)
 
     def put_changed(self, x: Any, key: Any, kind: str, value: Any) -> None:
-        put_changed(x, key, _AUGMENTED[kind], value)
+        put_changed(x, key, lambda part, other: self.changed(part, kind, other), value)
 
     # statements
 
@@ -179,7 +198,7 @@ class Calls:
         steps = [lists.around(step) for step in (then, otherwise)]
         given = (*values, *lists.held())
         with lists.put_back():
-            seen = [Traced(step, given) for step in steps]
+            seen = [Traced(step, given, where) for step in steps]
             for one in seen:
                 one.check_sizes(where)
             outputs, results = agreed([t.results for t in seen], (*names, *lists.names), where, side_that_returns)
@@ -234,8 +253,7 @@ class Calls:
         """A loop over a range as one of the graph."""
         if is_data(step):
             raise UnsupportedError(f"{where}: the step of a range is a tensor; make it a number")
-        counter = number(start)
-
+        counter = numeral(number(start).clone())
         left = f"{LEFT}{names[0].removeprefix(STEP)}"
 
         def goes_on(place: Any, *others: Any) -> Any:
@@ -244,7 +262,7 @@ class Calls:
             return is_inside if is_left is False else self.all_of(lambda: self.inverse(is_left), lambda: is_inside)
 
         def one(place: Any, _: Any, *others: Any) -> Any:
-            return (place + step, *body(place, *others))
+            return (numeral(place + step), *body(place, *others))
 
         unset = Unbound(names[0], "has no value behind a loop over a range that data end")
         found = self._loop(
@@ -268,7 +286,7 @@ class Calls:
         with lists.put_back():
             state = State(names, (*values, *lists.held()), augmented, where)
             step = state.followed(body)
-            asked = Traced(lambda *given: (flag(test(*given)).clone(),), state.values())
+            asked = Traced(lambda *given: (flag(test(*given)).clone(),), state.values(), where)
             seen = [asked, step]
             for each in seen:
                 each.check_sizes(where)

@@ -9,17 +9,16 @@ import torch
 
 from tilewright.frontend.pytorch.own_operators import taken
 from tilewright.frontend.pytorch.python.selections import Selection, map_elements
-from tilewright.frontend.pytorch.python.values import number_like
+from tilewright.frontend.pytorch.python.values import made_of, number_like
 
 
 def get(x: Any, key: Any) -> Any:
-    """x[key]; what data choose is a copy."""
+    """x[key]; what data choose is a copy, but for slices between places that they tell."""
     if isinstance(x, list | tuple) and _is_index(key):
-        return taken(torch.stack([number_like(each) for each in x]), 0, key)
+        return made_of(taken(torch.stack([number_like(each) for each in x]), 0, key), x)
     chosen = _masked(x, key)
     if chosen is not None:
-        part, mask, _ = chosen
-        return Selection.of(part, mask)
+        return chosen.apart()
     for dim, index in _chosen(x, key):
         x = taken(x, dim, index)
     return _left(key, x)
@@ -28,16 +27,14 @@ def get(x: Any, key: Any) -> Any:
 def put(x: Any, key: Any, value: Any) -> None:
     """x[key] = value."""
     if isinstance(x, list) and _is_index(key):
-        x[:] = [torch.where(_place(key, len(x)) == k, value, each) for k, each in enumerate(x)]
+        is_at = [_place(key, len(x)) == k for k in range(len(x))]
+        x[:] = [made_of(torch.where(a, value, each), (value, each)) for a, each in zip(is_at, x, strict=True)]
         return
     chosen = _masked(x, key)
-    if chosen is not None:
-        part, mask, _ = chosen
-        new = _with_elements(part, mask, value)
-        if new is not None:
-            part.copy_(new)
-            return
-    _put_chosen(x, key, map_elements(value))
+    if isinstance(x, Selection):
+        x[key] = value
+    elif chosen is None or not _put_elements(chosen, value):
+        _put_chosen(x, key, map_elements(value))
 
 
 def _put_chosen(x: Any, key: Any, value: Any) -> None:
@@ -56,14 +53,10 @@ def _put_chosen(x: Any, key: Any, value: Any) -> None:
 def change_part(x: Any, key: Any, name: str, *args: Any, **named: Any) -> Any:
     """x[key].add_(...), or another such: of a part that data choose, a new value."""
     masked = _masked(x, key)
-    if masked is not None and masked[2]:  # a view of as many rows as data tell
-        part, mask, _ = masked
-        new = part.clone()
-        getattr(new, name)(*args, **named)
-        part.copy_(torch.where(_wide(mask, part), new, part))
-        return Selection.of(part, mask)
-    chosen = [] if masked is not None else _chosen(x, key)
-    if not chosen:
+    if masked is not None:
+        return masked.apart().change(name, *args, **named)
+    chosen = _chosen(x, key)
+    if not chosen and not isinstance(x, Selection):
         return getattr(get(x, key), name)(*args, **named)
     part = _left(key, _parts(x, chosen)[-1]).clone()
     getattr(part, name)(*args, **named)
@@ -74,25 +67,23 @@ def change_part(x: Any, key: Any, name: str, *args: Any, **named: Any) -> Any:
 def put_changed(x: Any, key: Any, change: Any, value: Any) -> None:
     """x[key] += value, or another such."""
     masked = _masked(x, key)
-    if masked is not None:
-        part, mask, _ = masked
-        new = _with_elements(part, mask, change(Selection.of(part, mask), value))
-        if new is not None:
-            part.copy_(new)
-            return
+    if masked is not None and _put_elements(masked, change(masked.copy(), value)):
+        return
     chosen = _chosen(x, key)
-    if not chosen:
-        x[key] = map_elements(change(x[key], value))
-    else:
+    if chosen:
         put(x, key, change(_left(key, _parts(x, chosen)[-1]), value))
+        return
+    if isinstance(x, Selection):
+        x[key] = change(x[key].clone(), value)
+    else:
+        x[key] = map_elements(change(x[key], value))
 
 
 # elements where a mask is set
 
 
-def _masked(x: Any, key: Any) -> tuple[torch.Tensor, torch.Tensor, bool] | None:
-    """What a key with a mask in front, or a slice up to a number that data tell, chooses of: a view of the tensor, the
-    mask over its first dimensions, and whether PyTorch's would be a view."""
+def _masked(x: Any, key: Any) -> Selection | None:
+    """What a key with a mask in front, or a slice up to a number that data tell, chooses, as a view of the tensor."""
     if not isinstance(x, torch.Tensor) or not all(isinstance(n, int) for n in x.shape):
         return None
     first, *rest = key if isinstance(key, tuple) and key else (key,)
@@ -101,15 +92,9 @@ def _masked(x: Any, key: Any) -> tuple[torch.Tensor, torch.Tensor, bool] | None:
     if isinstance(first, torch.Tensor) and first.dtype is torch.bool and 0 < first.ndim <= x.ndim:
         if first.shape != x.shape[: first.ndim]:
             return None
-        return x[(*[slice(None)] * first.ndim, *rest)], first, False
+        return Selection(x[(*[slice(None)] * first.ndim, *rest)], first)
     if isinstance(first, slice) and _has_data(first) and first.step in (None, 1) and x.ndim:
-        at = torch.arange(x.shape[0], device=x.device)
-        mask = torch.ones_like(at, dtype=torch.bool)
-        if first.start is not None:
-            mask = mask & (at >= _bound(first.start, x.shape[0]))
-        if first.stop is not None:
-            mask = mask & (at < _bound(first.stop, x.shape[0]))
-        return x[(slice(None), *rest)], mask, True
+        return Selection.between(x[(slice(None), *rest)], first.start, first.stop)
     return None
 
 
@@ -117,32 +102,34 @@ def _has_data(part: Any) -> bool:
     return isinstance(part, slice) and any(isinstance(p, torch.Tensor) for p in (part.start, part.stop, part.step))
 
 
-def _bound(value: Any, extent: int) -> Any:
-    return _place(value, extent) if isinstance(value, torch.Tensor) else value + extent if value < 0 else value
+def _put_elements(chosen: Selection, value: Any) -> bool:
+    """Give chosen elements of a tensor other values; False where these are as many as data tell, by other means."""
+    new = _with_elements(chosen, value)
+    if new is not None:
+        chosen.whole.copy_(new)
+    return new is not None
 
 
-def _wide(mask: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return mask.reshape(*mask.shape, *[1] * (x.ndim - mask.ndim))
-
-
-def _with_elements(x: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor | None:
-    """The tensor with other elements where a mask is set; None where these are as many as data tell, by other means."""
+def _with_elements(chosen: Selection, value: Any) -> torch.Tensor | None:
+    """The tensor with other elements where a mask is set."""
+    x, mask = chosen.whole, chosen.mask
     if isinstance(value, Selection):
-        return value.put_into(x, mask)
+        return value.put_into(x, chosen)
     tail = x.ndim - mask.ndim
+    wide = mask.reshape(*mask.shape, *[1] * tail)
     if not isinstance(value, torch.Tensor):
-        return torch.where(_wide(mask, x), value, x).to(x.dtype)
+        return torch.where(wide, value, x).to(x.dtype)
     if not all(isinstance(n, int) for n in value.shape):
         return None
     if value.ndim <= tail or (value.ndim == tail + 1 and value.shape[0] == 1):
         one = value if value.ndim <= tail else value[0]
-        return torch.where(_wide(mask, x), one.to(x.dtype), x)
+        return torch.where(wide, one.to(x.dtype), x)
     if value.ndim != tail + 1:
         return None
     # as many as there are, in order
     place = (mask.flatten().cumsum(0) - 1).clamp(0, value.shape[0] - 1)
     rows = value.index_select(0, place).reshape(*mask.shape, *value.shape[1:])
-    return torch.where(_wide(mask, x), rows.to(x.dtype), x)
+    return torch.where(wide, rows.to(x.dtype), x)
 
 
 def _parts(x: torch.Tensor, chosen: Sequence[tuple[int, torch.Tensor]]) -> list[torch.Tensor]:

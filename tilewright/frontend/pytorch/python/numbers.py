@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from tilewright.frontend.pytorch.python.selections import Selection
-from tilewright.frontend.pytorch.python.values import flag, is_data, number_like
+from tilewright.frontend.pytorch.python.values import flag, is_data, made_of, number_like, numeral
 
 # Functions and methods whose whole numbers say how many elements there are.
 _OF_SIZES = {
@@ -32,7 +33,8 @@ class Numbers:
         self._sizes: dict[int, tuple[torch.Tensor, Any]] = {}  # by the tensor, which is kept
         self._own: dict[Any, Callable[..., Any]] = {
             int: self._whole, float: self._real, bool: self._truth, max: self._largest, min: self._smallest,
-            any: self._any, all: self._all, len: self._length,
+            any: self._any, all: self._all, len: self._length, sum: self._sum,
+            **{function: partial(self._of_numbers, function) for function in (abs, round, pow, divmod)},
             torch.equal: self._equal, torch.allclose: self._close, torch.is_nonzero: self._truth,
             torch.nonzero: self._places, torch._check: _checked(torch._check),
             torch._check_is_size: _checked(torch._check_is_size),
@@ -57,7 +59,7 @@ class Numbers:
                 return lambda *args, **named: method(of, *args, **named)
         if callable(function) and function is getattr(math, name, None):
             return lambda *args: self._mathematical(function, *args)
-        if name in _OF_SIZES and (isinstance(of, torch.Tensor) or getattr(torch, name, None) is function):
+        if name in _OF_SIZES and (isinstance(of, torch.Tensor | Selection) or getattr(torch, name, None) is function):
             return lambda *args, **named: function(
                 *map(self.sized, args), **{k: self.sized(v) for k, v in named.items()}
             )
@@ -86,7 +88,7 @@ class Numbers:
     def _whole(self, *args: Any) -> Any:
         if len(args) == 1 and is_data(args[0]):
             x = args[0].reshape(())
-            return (x.trunc() if x.dtype.is_floating_point else x).to(torch.int64).clone()
+            return numeral((x.trunc() if x.dtype.is_floating_point else x).to(torch.int64).clone())
         return args[0] if len(args) == 1 and isinstance(args[0], torch.SymInt) else int(*args)
 
     def _real(self, *args: Any) -> Any:
@@ -94,10 +96,10 @@ class Numbers:
         if len(args) != 1 or not is_data(args[0]):
             return float(*args)
         x = args[0].reshape(())
-        return x.to(torch.promote_types(x.dtype, torch.float32)).clone()
+        return numeral(x.to(torch.promote_types(x.dtype, torch.float32)).clone())
 
     def _truth(self, *args: Any) -> Any:
-        return flag(args[0]).clone() if len(args) == 1 and is_data(args[0]) else bool(*args)
+        return numeral(flag(args[0]).clone()) if len(args) == 1 and is_data(args[0]) else bool(*args)
 
     def _list(self, x: torch.Tensor) -> Any:
         return self._item(x) if x.ndim == 0 else [self._list(row) for row in x]
@@ -107,7 +109,13 @@ class Numbers:
         if same is None or not any(map(is_data, args)):
             return function(*args)
         found = same(*(number_like(float(a)) if not is_data(a) else a for a in args))
-        return found.to(torch.int64) if function in (math.floor, math.ceil, math.trunc) else found
+        return numeral(found.to(torch.int64) if function in (math.floor, math.ceil, math.trunc) else found)
+
+    def _of_numbers(self, function: Any, *args: Any, **named: Any) -> Any:
+        found = function(*args, **named)
+        if isinstance(found, tuple):
+            return tuple(made_of(x, args) for x in found)
+        return made_of(found, args)
 
     # of several
 
@@ -126,7 +134,11 @@ class Numbers:
             one, other = number_like(found), number_like(value)
             kind = torch.promote_types(one.dtype, other.dtype)
             found = join(one.to(kind), other.to(kind))
-        return found
+        return made_of(found, values)
+
+    def _sum(self, values: Any, start: Any = 0) -> Any:
+        found = list(values)
+        return made_of(sum(found, start), (*found, start))
 
     def _any(self, values: Any) -> Any:
         return self._joined(torch.logical_or, values, any)
@@ -141,16 +153,16 @@ class Numbers:
         joined = flag(found[0])
         for value in found[1:]:
             joined = join(joined, flag(value))
-        return joined
+        return numeral(joined.clone())
 
     def _length(self, value: Any) -> Any:
         return value.count if isinstance(value, Selection) else len(value)
 
     def _equal(self, one: Any, other: Any) -> Any:
-        return (one == other).all() if one.shape == other.shape else False
+        return numeral((one == other).all()) if one.shape == other.shape else False
 
     def _close(self, one: Any, other: Any, *args: Any, **named: Any) -> Any:
-        return torch.isclose(one, other, *args, **named).all()
+        return numeral(torch.isclose(one, other, *args, **named).all())
 
     def _places(self, x: Any, **named: Any) -> Any:
         """nonzero(): the places of a tensor, those where it is not zero."""

@@ -346,10 +346,18 @@ class _Rewriter(ast.NodeTransformer):
             owner, key = self.visit(node.target.value), self._key(node.target.slice)
             changed = self._call("put_changed", owner, key, kind, value)
             return [*before, ast.fix_missing_locations(ast.copy_location(ast.Expr(changed), node))]
+        if isinstance(node.target, ast.Name):  # of a tensor a change in place, of a number a new one
+            made = self._call("changed", ast.Name(node.target.id, ast.Load()), kind, value)
+            return [*before, self._bind_one(node.target.id, made, node)]
         node.value = value
         return node
 
     # expressions
+
+    def visit_BinOp(self, node: ast.BinOp) -> Any:
+        """What is made of numbers that data tell is such a number."""
+        pair = [self.visit(v) for v in (node.left, node.right)]
+        return ast.copy_location(self._call("combined", ast.Constant(type(node.op).__name__), *pair), node)
 
     def _key(self, key: ast.expr) -> ast.expr:
         """What stands between brackets, as a value."""
@@ -374,8 +382,9 @@ class _Rewriter(ast.NodeTransformer):
         operand = self.visit(node.operand)
         if isinstance(node.op, ast.Not):
             return ast.copy_location(self._call("inverse", operand), node)
-        node.operand = operand
-        return node
+        if isinstance(operand, ast.Constant):
+            return node
+        return ast.copy_location(self._call("combined", ast.Constant(type(node.op).__name__), operand), node)
 
     def visit_IfExp(self, node: ast.IfExp) -> Any:
         late = [self._late(self.visit(v)) for v in (node.body, node.orelse)]

@@ -19,10 +19,13 @@ from tilewright.frontend.pytorch.python.values import (
     Values,
     is_data,
     is_number,
+    is_numeral,
     is_same,
     kind_of,
     kind_of_number,
+    made_of,
     number_like,
+    numeral,
 )
 
 
@@ -47,19 +50,26 @@ def agreed(
         leaves, structure = pytree.tree_flatten(kept)
         others = leaves if blank is not None else pytree.tree_leaves(pair[1])
         places: list[Any] = []
+        plain: list[bool] = []
         for k, (leaf, same) in enumerate(zip(leaves, others, strict=True)):
             if blank is not None:
                 is_new = is_data(leaf) and not isinstance(kept, Unbound)
             else:  # else both hand on what was there before, or the same number
                 is_new = leaf is not same and (is_data(leaf) or is_data(same) or leaf != same)
             places.append(len(picks[0]) if is_new else None)
+            plain.append(is_numeral(leaf) and is_numeral(same))
             if is_new:
                 like = _common(leaf, same)
                 for side in (0, 1):
                     picks[side].append(Pick(n, k, like, side == blank, name == FINAL))
 
-        def build(found: Sequence[torch.Tensor], old: Any = leaves, at: Any = places, of: Any = structure) -> Any:
-            new = [x if place is None else found[place] for x, place in zip(old, at, strict=True)]
+        def build(
+            found: Sequence[torch.Tensor], old: Any = leaves, at: Any = places, are: Any = plain, of: Any = structure
+        ) -> Any:
+            new = [
+                x if place is None else numeral(found[place]) if is_plain else found[place]
+                for x, place, is_plain in zip(old, at, are, strict=True)
+            ]
             return pytree.tree_unflatten(new, of)
 
         made.append(_always(kept) if not any(p is not None for p in places) else build)
@@ -116,7 +126,7 @@ class State:
         self._leaves = [list(found) for found, _ in leaves]
         self._structures = [structure for _, structure in leaves]
         self._open = [
-            [is_data(x) and name not in augmented for x in found]
+            [is_data(x) and (name not in augmented or is_numeral(x)) for x in found]
             for name, found in zip(names, self._leaves, strict=True)
         ]
         self._bound = [not isinstance(v, Unbound) for v in values]
@@ -125,7 +135,7 @@ class State:
     def followed(self, body: Step) -> Traced:
         """The body, with numbers that it changes carried as tensors."""
         while True:
-            traced = Traced(body, self.values())
+            traced = Traced(body, self.values(), self._where)
             if not self._opened(traced.results):
                 return traced
 
@@ -148,13 +158,20 @@ class State:
                 if not self._open[n][k] and is_one and not is_same(new[k], x):
                     found[k] = number_like(x, _common(x, new[k]))
                     self._open[n][k] = is_any = True
+                    if is_numeral(new[k]):
+                        numeral(found[k])
+                elif self._open[n][k] and is_numeral(x) and not is_numeral(new[k]):  # a tensor from the first step on
+                    found[k] = x.clone()
+                    self._start.pop((n, k), None)
+                    is_any = True
         return is_any
 
     def values(self, given: Sequence[torch.Tensor] | None = None) -> Values:
         tensors = iter(self.carried() if given is None else given)
         return tuple(
             pytree.tree_unflatten(
-                [next(tensors) if is_open else x for x, is_open in zip(found, opened, strict=True)], structure
+                [made_of(next(tensors), (x,)) if is_open else x for x, is_open in zip(found, opened, strict=True)],
+                structure,
             )
             for found, opened, structure in zip(self._leaves, self._open, self._structures, strict=True)
         )

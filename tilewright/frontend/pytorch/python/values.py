@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -40,6 +40,24 @@ class Unbound:
 def is_data(value: Any) -> bool:
     """Whether only the data tell a value."""
     return isinstance(value, torch.Tensor)
+
+
+def numeral(x: torch.Tensor) -> torch.Tensor:
+    """The tensor as what stands for one of Python's own numbers, which nobody can change in place."""
+    x._is_numeral = True  # type: ignore[attr-defined]
+    return x
+
+
+def is_numeral(value: Any) -> bool:
+    """Whether a value is one of Python's own numbers, or a tensor that stands for one."""
+    return is_number(value) or (is_data(value) and getattr(value, "_is_numeral", False))
+
+
+def made_of(found: Any, operands: Iterable[Any]) -> Any:
+    """What is computed of these: of numbers alone, a number."""
+    if is_data(found) and not found.ndim and all(map(is_numeral, operands)):
+        return numeral(found)
+    return found
 
 
 def flag(value: Any) -> torch.Tensor:
