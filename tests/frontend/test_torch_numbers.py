@@ -84,11 +84,20 @@ def places_up_to_a_number(x: Tensor) -> Any:
     return torch.arange(n) * 2, x.flatten()[torch.arange(1, n + 1) % 12], x.view(-1)[:n] + torch.arange(n)
 
 
+def one_of_what_a_mask_chose(x: Tensor) -> Any:
+    torch._check(int((x > -9).sum()) > 0)
+    chosen = x[x > -0.5]
+    best = torch.where(chosen < 0.5, chosen, -1.0).argmax()
+    if chosen[best] > 0.4:
+        return chosen[best] * 2
+    return chosen[0] - chosen[-1]
+
+
 @pytest.mark.parametrize(
     "function",
     [
         kept_before_it_grows, kept_in_a_loop, changed_where_it_is_a_tensor, through_a_slice, through_what_a_mask_chose,
-        places_up_to_a_number,
+        places_up_to_a_number, one_of_what_a_mask_chose,
     ],
 )  # fmt: skip
 def test_as_in_python(function: Callable[..., Any]) -> None:

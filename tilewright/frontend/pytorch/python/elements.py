@@ -19,6 +19,8 @@ def get(x: Any, key: Any) -> Any:
     chosen = _masked(x, key)
     if chosen is not None:
         return chosen.apart()
+    if isinstance(x, Selection):
+        return x[key]
     for dim, index in _chosen(x, key):
         x = taken(x, dim, index)
     return _left(key, x)
