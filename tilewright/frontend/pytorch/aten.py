@@ -344,7 +344,7 @@ def scalar_tensor(m: Emitter, out: Value, value: Number, **_: Any) -> Results:
 @row("aten.arange.start_step", "aten.arange.start", "aten.arange.default")
 def arange(m: Emitter, out: Value, *bounds: Operand, **_: Any) -> Results:
     start, step = (bounds[0] if len(bounds) > 1 else 0), (bounds[2] if len(bounds) > 2 else 1)
-    if isinstance(out.shape[0], Size):
+    if isinstance(out.shape[0], Size) or isinstance(start, Value) or isinstance(step, Value):
         end = bounds[0] if len(bounds) == 1 else bounds[1]
         return m.new("Range", *(m.typed(n, out.dtype) for n in (start, end, step)))
     at = np.arange(out.shape[0])

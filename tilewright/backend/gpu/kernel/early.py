@@ -6,14 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
+from math import prod
 
 from tilewright.ir.forms.bounds import bounds, lower
 from tilewright.ir.forms.expr import Axis, Const, Expr, Load, is_op, load, loads, replace_nodes, var
-from tilewright.ir.forms.loops import Buffer, If, Memory, Stmt, Store
+from tilewright.ir.forms.loops import Alloc, Buffer, For, If, Memory, Stmt, Store
 from tilewright.ir.forms.scalar import Interval
+from tilewright.lower.nesting import alloc
 from tilewright.lower.register_block import Names
 
-_MOST = 8  # reads of a map that are asked for early: each has a register until then
+_MOST = 16  # registers that what is asked for early has until then
+_REGISTER_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -28,14 +31,39 @@ class Early:
     kept: list[Buffer] = field(default_factory=list)
 
     def asked(self, made: tuple[Stmt, ...], written: Set[Buffer]) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
-        """What a map is to ask for, and the map that finds it in registers; nothing where it is more than stores under
-        one condition. Since the barrier `written` was written."""
+        """What a map is to ask for, and the map that finds it in registers: what packets fetch first, or what stores
+        under one condition read. Since the barrier `written` was written."""
+        if self.place is None:
+            return (), made
+        held, inner = _opened(made)
+        asked = self._fetches(inner, self.unsettled | written)
+        if not asked:
+            return self._of_stores(made, written)
+        registers = {b for s in asked for b in _touched(s)[1]}
+        self.kept.extend(b for b in held if b in registers)
+        return tuple(asked), alloc([b for b in held if b not in registers], [s for s in inner if s not in asked])
+
+    def _fetches(self, body: tuple[Stmt, ...], awaited: Set[Buffer]) -> list[Stmt]:
+        """Of the first statements, which fetch into registers, those that find what they fetch, in few of them."""
+        found: list[Stmt] = []
+        room = _MOST * _REGISTER_BYTES
+        for stmt in body:
+            reads, writes, is_plain = _touched(stmt)
+            if not is_plain or any(b.memory is not Memory.REGISTER for b in writes):
+                break
+            size = sum(prod(map(int, map(lower, b.shape))) * b.dtype.bytes for b in writes)
+            if reads and all(b.memory is Memory.GLOBAL and b not in awaited for b in reads) and size <= room:
+                found.append(stmt)
+                room -= size
+        return found
+
+    def _of_stores(self, made: tuple[Stmt, ...], written: Set[Buffer]) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
         condition: Expr | None = None
         stores = made
         if len(made) == 1 and isinstance(made[0], If) and not made[0].otherwise:
             condition, stores = made[0].condition, made[0].then
         plain = [s for s in stores if isinstance(s, Store)]
-        if self.place is None or len(plain) < len(stores):
+        if len(plain) < len(stores):
             return (), made
         ranges: dict[Axis, Interval] = {self.thread: (0, _end(condition, self.thread) - 1)}
         found = [n for n in dict.fromkeys(loads(*(s.value for s in plain)))
@@ -52,6 +80,30 @@ class Early:
             held[node] = load(register, ())
         used = tuple(Store(s.buffer, s.indices, replace_nodes(s.value, held)) for s in plain)
         return _under(condition, moved), _under(condition, used)
+
+
+def _opened(made: tuple[Stmt, ...]) -> tuple[list[Buffer], tuple[Stmt, ...]]:
+    """What is allocated around all statements, and those."""
+    held: list[Buffer] = []
+    while len(made) == 1 and isinstance(made[0], Alloc):
+        held.append(made[0].buffer)
+        made = made[0].body
+    return held, made
+
+
+def _touched(stmt: Stmt) -> tuple[set[Buffer], set[Buffer], bool]:
+    """Buffers that a statement reads and writes, and whether it is made of loops, conditions and stores alone."""
+    if isinstance(stmt, Store):
+        return {n.source for n in loads(*stmt.indices, stmt.value)}, {stmt.buffer}, True
+    if isinstance(stmt, If):
+        parts = [_touched(s) for s in (*stmt.then, *stmt.otherwise)]
+        parts.append(({n.source for n in loads(stmt.condition)}, set(), True))
+    elif isinstance(stmt, For):
+        parts = [_touched(s) for s in stmt.body]
+    else:
+        return set(), set(), False
+    reads, writes, plain = zip(*parts, strict=True)
+    return set().union(*reads), set().union(*writes), all(plain)
 
 
 def _under(condition: Expr | None, body: Iterable[Stmt]) -> tuple[Stmt, ...]:

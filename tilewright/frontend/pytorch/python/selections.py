@@ -254,7 +254,7 @@ class Selection:
 
     def _each(self, function: Callable[..., Any], args: Any, named: Any) -> Any:
         """An operation on each element, where all that it is given are selections by this mask or the same for all."""
-        found = function(*_wholes(args), **_wholes(named)) if self._fits(args, named) else None
+        found: Any = function(*_wholes(args), **_wholes(named)) if self._fits(args, named) else None
         if is_data(found) and found.shape[: self.mask.ndim] == self.mask.shape:
             return Selection(found, self.mask, self._by, self._bounds)
         return function(*map_elements(args), **map_elements(named))
