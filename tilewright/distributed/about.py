@@ -13,11 +13,11 @@ from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.compute import Program
 from tilewright.ir.forms.tensor import Tensor, extents
 from tilewright.packages.files import ShippedArtifact
+from tilewright.transform.spmd import RankProgram, When
 
 if TYPE_CHECKING:
     from tilewright.compiler.pipeline import Artifact
     from tilewright.schedule.batches import Batches
-    from tilewright.transform.spmd import RankProgram
 
 Form = tuple[str, tuple[int, ...], np.dtype[Any]]  # of an array: name, shape and type
 
@@ -57,6 +57,7 @@ class About:
     weights: int  # bytes on this rank
     digest: str  # of all that ranks must agree about
     explanation: str
+    when: tuple[When, ...]  # by step
     fixed: Mapping[str, Array] = field(default_factory=dict)  # outputs that the model has as constants
 
     @property
@@ -72,7 +73,7 @@ def about(whole: Program, batches: Batches, mine: RankProgram, digest: str, expl
     outputs = tuple(Given(port, mine.outputs.get(t.name, ""), batches.outputs.get(t.name))
                     for t, port in _ports(whole.outputs, whole.output_names))  # fmt: skip
     fixed = {t.name: array for t, array in batches.program.constants.items() if t.name in mine.outputs}
-    return About(inputs, outputs, batches.parts, mine.weights, digest, explanation, fixed)
+    return About(inputs, outputs, batches.parts, mine.weights, digest, explanation, mine.when, fixed)
 
 
 def type_name(dtype: np.dtype[Any]) -> str:

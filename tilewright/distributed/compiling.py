@@ -4,7 +4,7 @@ its own segments."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from math import inf
 
@@ -28,6 +28,7 @@ from tilewright.target import Target, machine
 from tilewright.tile_graph.algebra.memo import Memo
 from tilewright.tile_graph.sharding.check import check_sharded
 from tilewright.transform.clean.fold import fold_constants
+from tilewright.transform.clean.turned import without_turned
 from tilewright.transform.spmd import Segment, rank_program
 from tilewright.version import VERSION
 
@@ -54,8 +55,9 @@ def shared_out(program: Program, asked: Asked, options: Options, ranks: int | No
 
 
 def program_of(graph: Graph) -> Program:
-    """The Program that is shared out: computes as the model says them, since what is fused no longer adds up."""
-    return fold_constants(lower(graph))
+    """The Program that is shared out: computes as the model says them, since what is fused no longer adds up, and of
+    weights that exporters have written in two orders of their dimensions one."""
+    return without_turned(fold_constants(lower(graph)))
 
 
 def compile_ranked(read: Callable[[], Graph], asked: Asked, options: Options) -> RankedModel:
@@ -73,6 +75,7 @@ def _compiled(read: Callable[[], Graph], asked: Asked, options: Options, ranks: 
     whole = program_of(read())
     digest = _digest(whole, asked, options)
     ranks.same(digest, "model")
+    here = ranks.on_this_computer()
     batches = in_parts(whole, asked.micro_batches)
     told = None
     if ranks.rank == 0:
@@ -81,7 +84,7 @@ def _compiled(read: Callable[[], Graph], asked: Asked, options: Options, ranks: 
     sharded = from_json(ranks.text(told), batches.program)
     check_sharded(sharded)
     mine = rank_program(sharded, ranks.rank)
-    goal = device_of(options.target, options)
+    goal = beside(device_of(options.target, options), here)
     memo = Memo()
     steps = [segment(step, goal, options, memo) if isinstance(step, Segment) else step for step in mine.steps]
     ranks.wait("compiling")
@@ -100,6 +103,16 @@ def _digest(program: Program, asked: Asked, options: Options) -> bytes:
     """Of all that ranks must agree about; the text of a Program tells its constants apart."""
     about = f"{VERSION}\n{asked.mesh} {asked.micro_batches}\n{options.precision}\n{options.denormals}\n"
     return blake2b((about + program_text(program)).encode(), digest_size=32).digest()
+
+
+def beside(device: Target, ranks: int) -> Target:
+    """A processor as one of so many ranks on it has it: of a cache that its cores share with those of the others it
+    has a part."""
+    outer = device.shared_cache
+    if device.kind != "cpu" or outer is None or outer.capacity // ranks <= device.local.capacity:
+        return device
+    part = replace(outer, capacity=outer.capacity // ranks)
+    return replace(device, levels=tuple(part if level is outer else level for level in device.levels))
 
 
 def device_of(name: str, options: Options) -> Target:

@@ -1,4 +1,4 @@
-"""The link between ranks, measured: every one sends to the next and takes from the one before, little and much."""
+"""The link between ranks, measured as exchanges use it: every one sends to all others at once, little and much."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tilewright.runtime.ranks import RankError, Ranks
 from tilewright.target import Link, Target, cluster
 from tilewright.transform.spmd import Transfer
 
-_LITTLE, _MUCH = 64, 8 << 20  # bytes: one is all latency, beside the other latency is nothing
+_LITTLE, _MUCH = 64, 8 << 20  # bytes from each: one is all latency, beside the other latency is nothing
 _TIMES = 15  # of each; the median is not spoiled by what else runs
 
 
@@ -42,15 +42,16 @@ def described_links(timeout: float, device: Target) -> dict[str, Any] | None:
 
 
 def link_of(little: Sequence[float], much: Sequence[float], size: int) -> Link:
-    """From the seconds that little and much took."""
-    latency = median(little)
-    return Link("ranks", size, _MUCH / max(median(much) - latency, 1e-9), latency)
+    """From the seconds that little and much took. An exchange counts a turn for every other rank."""
+    least = median(little)
+    return Link("ranks", size, _MUCH / max(median(much) - least, 1e-9), least / (size - 1))
 
 
 def _timed(ranks: Ranks, size: int) -> list[float]:
-    place = (slice(0, size),)
-    after, before = (ranks.rank + 1) % ranks.size, (ranks.rank - 1) % ranks.size
-    move = Transfer("send", "out", "in", (size,), np.dtype(np.uint8), sends=((after, place),), takes=((before, place),))
+    each = size // (ranks.size - 1)
+    others = [rank for rank in range(ranks.size) if rank != ranks.rank]
+    places = tuple((rank, (slice(n * each, (n + 1) * each),)) for n, rank in enumerate(others))
+    move = Transfer("all-to-all", "out", "in", (size,), np.dtype(np.uint8), sends=places, takes=places)
     values = {"out": np.zeros(size, np.uint8)}
     found: list[float] = []
     for _ in range(_TIMES + 1):

@@ -21,7 +21,7 @@ from tilewright.packages.files import load as load_segment
 from tilewright.packages.inspection import EXPLANATION
 from tilewright.packages.manifest import ON_RANKS, file_sums, unsealed
 from tilewright.runtime.ranks import Ranks
-from tilewright.transform.spmd import Transfer
+from tilewright.transform.spmd import Transfer, When
 from tilewright.version import VERSION
 
 
@@ -55,7 +55,8 @@ def _about(place: Path, row: Mapping[str, Any]) -> About:
     inputs, outputs = (tuple(Given.from_row(each) for each in row[side]) for side in ("takes", "gives"))
     fixed = {name: np.load(place / f"fixed_{n}.npy", allow_pickle=False) for n, name in enumerate(row["fixed"])}
     told = (place / EXPLANATION).read_text(encoding="utf-8")
-    return About(inputs, outputs, row["parts"], row["weights"], row["digest"], told, fixed)
+    when = tuple(When(*each) for each in row["when"])
+    return About(inputs, outputs, row["parts"], row["weights"], row["digest"], told, when, fixed)
 
 
 def _step(place: Path, row: Mapping[str, Any], load: Callable[[Path], ShippedArtifact]) -> Compiled | Transfer:

@@ -156,7 +156,7 @@ class RankedModel(NotPickled):
 
     def _run(self, values: Sequence[dict[str, Array]]) -> None:
         under_way: dict[tuple[int, int], Passing] = {}
-        for turn in turns(self._moves, self.about.results, self.about.parts):
+        for turn in turns(self._moves, self.about.when, self.about.results, self.about.parts):
             begin = time.perf_counter()
             here = values[turn.part]
             move, name = self._moves[turn.step], self._name(turn.step, turn.part)

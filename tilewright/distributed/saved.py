@@ -29,7 +29,7 @@ from tilewright.transform.spmd import Transfer
 from tilewright.version import VERSION
 
 RANK = "tilewright model of one rank"
-FORMAT = 1
+FORMAT = 2
 
 Slices = tuple[slice, ...]
 
@@ -73,7 +73,7 @@ def _fill(place: Path, about: About, steps: Sequence[Compiled | Transfer], ranks
         **head(RANK, FORMAT, VERSION, [e.port for e in about.inputs], [e.port for e in about.outputs]),
         "rank": ranks.rank, "ranks": ranks.size, "parts": about.parts, "weights": about.weights, "digest": about.digest,
         "takes": [each.to_row() for each in about.inputs], "gives": [each.to_row() for each in about.outputs],
-        "fixed": list(about.fixed), "steps": rows, "files": files,
+        "fixed": list(about.fixed), "steps": rows, "when": about.when, "files": files,
     }  # fmt: skip
     (place / MANIFEST).write_text(sealed(body), encoding="utf-8")
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from tilewright.calls.arguments import Array, NotPickled, Port, bind, convert
 from tilewright.distributed.about import Compiled
-from tilewright.distributed.compiling import Asked, device_of, segment
+from tilewright.distributed.compiling import Asked, beside, device_of, segment
 from tilewright.distributed.joining import joined
 from tilewright.distributed.meshes import SPLIT, described, mesh_of, undecided
 from tilewright.errors import OptionError, ToolError
@@ -97,9 +97,8 @@ class RankedTraining(NotPickled):
         initial = {tensor.name: array for tensor, array in training.initial.items()}
         self._state = {k.name: _cut(initial[k.tensor.name], k) for k in steps.kept}
         self._count = 0
-        stage = sharded.stage_of(self.rank)
-        number = len(sharded.stages) if stage is None else sharded.stages.index(stage)
-        self._order = tuple(one_forward_one_back(len(sharded.stages) - 1 - number, sharded.parts)) if stage else ()
+        behind = [len(sharded.stages) - 1 - n for n, stage in enumerate(sharded.stages) if self.rank in stage.ranks]
+        self._order = tuple(one_forward_one_back(behind[0], sharded.parts)) if behind else ()
 
     @property
     def steps(self) -> int:
@@ -244,9 +243,10 @@ def _compiled(
     ranks: Ranks | None,
 ) -> RankedTraining:  # fmt: skip
     sharded = _agreed(training, asked, options, ranks)
+    here = 1 if ranks is None else ranks.on_this_computer()
     check_sharded(sharded)
     mine = rank_program(sharded, 0 if ranks is None else ranks.rank)
-    goal, memo = device_of(options.target, options), Memo()
+    goal, memo = beside(device_of(options.target, options), here), Memo()
     steps = [segment(each, goal, options, memo) if isinstance(each, Segment) else each for each in mine.steps]
     if ranks is not None:
         ranks.wait("compiling")

@@ -26,11 +26,13 @@ def ranks_text(sharded: Sharded) -> str:
         lines.append(f"stages: {each} ms{' for a part' if sharded.parts > 1 else ''}")
     lines += sharded.remarks
     whole = sum(array.nbytes for array in sharded.program.constants.values())
+    weights = [rank_program(sharded, rank).weights for rank in range(sharded.ranks)]
     for number, stage in enumerate(sharded.stages):
         lines += ["", f"stage {number}: ranks {_range(stage)}, mesh {stage.mesh}"]
-        held = max(rank_program(sharded, rank).weights for rank in stage.ranks)
+        held = max(weights[rank] for rank in stage.ranks)
         share = f", {held / whole:.1%} of all" if whole else ""
-        lines.append(f"  weights on a rank: at most {bytes_text(held)}{share}")
+        several = any(len(sharded.stages_of(rank)) > 1 for rank in stage.ranks)
+        lines.append(f"  weights on a rank{' of all its stages' if several else ''}: at most {bytes_text(held)}{share}")
         lines += [f"  {line}" for line in _links(stage)]
         lines.append("")
         lines += [f"  {line}" for line in _steps(stage)]

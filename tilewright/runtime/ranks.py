@@ -9,6 +9,7 @@ and passes by NCCL.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Slices = tuple[slice, ...]
 
-_IDENTITY = 64  # bytes by which a GPU is told from others
+_IDENTITY = 64  # bytes by which a GPU or a computer is told from others
 _STARTING = 60.0  # seconds that a rank may start later than others
 _COMPILING = 3600.0  # seconds that a rank may compile while others are done
 _REDUCED = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
@@ -84,12 +85,12 @@ class _OnHost:
     def bytes(self, array: Any) -> Any:
         return self._torch.from_numpy(array.reshape(-1).view(np.uint8))
 
-    def reduced(self, operator: str, one: Any, other: Any) -> Any:
-        return _REDUCED[operator](one, other)
+    def reduce(self, operator: str, into: Any, other: Any) -> None:
+        _REDUCED[operator](into, other, out=into)
 
-    def started(self, sends: Mapping[int, Any], takes: Mapping[int, Any]) -> list[Any]:
-        works = [self._distributed.isend(self.bytes(part), peer) for peer, part in sends.items()]
-        return works + [self._distributed.irecv(self.bytes(array), peer) for peer, array in takes.items()]
+    def started(self, sends: Mapping[int, Any], takes: Mapping[int, Any], tag: int) -> list[Any]:
+        works = [self._distributed.isend(self.bytes(part), peer, tag=tag) for peer, part in sends.items()]
+        return works + [self._distributed.irecv(self.bytes(array), peer, tag=tag) for peer, array in takes.items()]
 
 
 class OnDevice(_OnHost):
@@ -109,11 +110,11 @@ class OnDevice(_OnHost):
     def bytes(self, array: Any) -> Any:
         return array.reshape(-1).view(self._torch.uint8)
 
-    def reduced(self, operator: str, one: Any, other: Any) -> Any:
+    def reduce(self, operator: str, into: Any, other: Any) -> None:
         named = {"add": "add", "mul": "mul", "max": "maximum", "min": "minimum"}
-        return getattr(self._torch, named[operator])(one, other)
+        getattr(self._torch, named[operator])(into, other, out=into)
 
-    def started(self, sends: Mapping[int, Any], takes: Mapping[int, Any]) -> list[Any]:
+    def started(self, sends: Mapping[int, Any], takes: Mapping[int, Any], tag: int) -> list[Any]:
         """All at a time: NCCL does them in turn otherwise, and two that send first wait for each other for ever."""
         about = [(self._distributed.isend, self.bytes(part), peer) for peer, part in sends.items()]
         about += [(self._distributed.irecv, self.bytes(array), peer) for peer, array in takes.items()]
@@ -190,6 +191,11 @@ class Ranks:
             raise self._lost(step, error) from error
         return [each.numpy() for each in found]
 
+    def on_this_computer(self) -> int:
+        """How many of the ranks are on the computer that this one is on."""
+        name = np.frombuffer(platform.node().encode().ljust(_IDENTITY, b"\0")[:_IDENTITY], np.uint8).copy()
+        return sum(each.tobytes() == name.tobytes() for each in self._gathered(name, "comparing computers"))
+
     def wait(self, step: str) -> None:
         """Until all ranks are here, who may have been compiling for long; one that is gone is told at once."""
         try:
@@ -261,7 +267,8 @@ class Ranks:
             assert found is not None
             if peer != self.rank:
                 came[peer] = own.empty(found[place].shape, move.dtype)
-        return Passing(move, found, came, *self._started(parts, came, own))
+        # from stage to stage while two ranks are at something else: not to be taken for that
+        return Passing(move, found, came, *self._started(parts, came, own, int(move.kind == "send")))
 
     def _finished(self, passing: Passing, values: dict[str, Any], own: _OnHost) -> None:
         self._wait(passing.works)
@@ -273,7 +280,7 @@ class Ranks:
             if move.operator is None or number == 0:
                 found[place] = part
             else:
-                found[place] = own.reduced(move.operator, found[place], part)
+                own.reduce(move.operator, found[place], part)
         values[move.target] = found
 
     def _all_reduce(self, array: Any, move: Move, own: _OnHost) -> Any:
@@ -287,15 +294,11 @@ class Ranks:
         terms = {peer: own.empty((mine.stop - mine.start,), move.dtype) for peer in others}
         self._pass({peer: flat[part[peer]] for peer in others}, terms, own)
         terms[self.rank] = flat[mine]
-        total = terms[peers[0]]
-        for peer in peers[1:]:
-            total = own.reduced(move.operator or "add", total, terms[peer])
         result = own.empty((len(flat),), move.dtype)
-        result[mine] = total
-        sums = {peer: own.empty((part[peer].stop - part[peer].start,), move.dtype) for peer in others}
-        self._pass(dict.fromkeys(others, total), sums, own)
-        for peer in others:
-            result[part[peer]] = sums[peer]
+        result[mine] = terms[peers[0]]
+        for peer in peers[1:]:
+            own.reduce(move.operator or "add", result[mine], terms[peer])
+        self._pass(dict.fromkeys(others, result[mine]), {peer: result[part[peer]] for peer in others}, own)
         return result.reshape(array.shape)
 
     def _pass(self, sends: Mapping[int, Any], takes: Mapping[int, Any], own: _OnHost) -> None:
@@ -303,10 +306,12 @@ class Ranks:
         works, _ = self._started(sends, takes, own)
         self._wait(works)
 
-    def _started(self, sends: Mapping[int, Any], takes: Mapping[int, Any], own: _OnHost) -> tuple[list[Any], list[Any]]:
+    def _started(
+        self, sends: Mapping[int, Any], takes: Mapping[int, Any], own: _OnHost, tag: int = 0
+    ) -> tuple[list[Any], list[Any]]:
         """What is under way, and the arrays that have to stay for it."""
         kept = {peer: own.whole(part) for peer, part in sends.items() if 0 not in part.shape}
-        return own.started(kept, {peer: a for peer, a in takes.items() if 0 not in a.shape}), list(kept.values())
+        return own.started(kept, {peer: a for peer, a in takes.items() if 0 not in a.shape}, tag), list(kept.values())
 
     def _wait(self, works: Sequence[Any]) -> None:
         for work in works:

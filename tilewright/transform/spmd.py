@@ -3,21 +3,23 @@
     y: cut i1 over tp; all-reduce y   becomes   on rank 1   segment {y[i1:half] = ...}, transfer y, segment {...}
 
 Every compute has the extents of its rank's part and reads what lies there; constants are cut to what is read. What
-ranks exchange cuts a rank's Program into segments, each compiled as any Program is.
+ranks exchange cuts a rank's Program into segments, each compiled as any Program is. A rank with several stages has the
+steps of one behind those of the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, takewhile
+from typing import NamedTuple
 
 import numpy as np
 
 from tilewright.errors import InternalError
 from tilewright.ir.analysis.pieces import part_of
 from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, reads
-from tilewright.ir.forms.mesh import Place, Spread, inside, overlap, relative, slices
+from tilewright.ir.forms.mesh import Coordinates, Place, Spread, inside, overlap, relative, slices
 from tilewright.ir.forms.sharded import Exchange, Keep, Piece, Sharded, Stage
 from tilewright.ir.forms.tensor import Tensor, extents
 from tilewright.transform.clean.fold import replace_tensors
@@ -54,6 +56,14 @@ class Transfer:
 RankStep = Segment | Transfer
 
 
+class When(NamedTuple):
+    """How many parts of a batch a step is behind the first stage: where it is done, and, of what is taken from another
+    stage, where it is sent."""
+
+    begun: int
+    done: int
+
+
 @dataclass(frozen=True)
 class Kept:
     """An array that a rank keeps from one training step to the next: which part of which tensor it is at first, and
@@ -68,12 +78,13 @@ class Kept:
 
 @dataclass(frozen=True)
 class RankProgram:
-    """All that one rank does with one part of a batch, in order. Inputs come from rank 0, and results end there. Of a
-    training step, `turns` are the steps from which on it goes back and from which on it is the update."""
+    """All that one rank does with one part of a batch, in order, and when. Inputs come from rank 0, and results end
+    there. Of a training step, `turns` are the steps from which on it goes back and from which on it is the update."""
 
     rank: int
     steps: tuple[RankStep, ...]
     outputs: Mapping[str, str]  # on rank 0: the array that each of the Program's outputs is, by name
+    when: tuple[When, ...] = ()  # by step
     turns: tuple[int, ...] = ()
     kept: tuple[Kept, ...] = ()
 
@@ -90,42 +101,62 @@ class RankProgram:
 
 def rank_program(sharded: Sharded, rank: int) -> RankProgram:
     """What one of the ranks does; nothing, where no stage has it."""
-    stage = sharded.stage_of(rank)
-    return RankProgram(rank, (), {}) if stage is None else _Rank(sharded, rank, stage).run()
+    return _Rank(sharded, rank).run() if sharded.stages_of(rank) else RankProgram(rank, (), {})
 
 
 @dataclass
 class _Rank:
     sharded: Sharded
     rank: int
-    stage: Stage
-    here: dict[tuple[Tensor, Spread], Tensor] = field(default_factory=dict)
+    here: dict[tuple[Tensor, Spread], Tensor] = field(default_factory=dict)  # in the stage that is looked at
+    had: dict[Tensor, Tensor] = field(default_factory=dict)  # whole, since a stage before
     constants: dict[Tensor, np.ndarray] = field(default_factory=dict)
+    cut: dict[tuple[Tensor, Place], Tensor] = field(default_factory=dict)  # parts of constants
     pending: list[Compute] = field(default_factory=list)
     steps: list[list[Compute] | Transfer] = field(default_factory=list)
+    when: list[When] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     turned: list[int] = field(default_factory=list)  # by turn of a training step, how many steps are before it
+    kept: tuple[Kept, ...] = ()
+    number: int = 0  # of the stage that is looked at
+    stage: Stage = field(init=False)
+    at: Coordinates = ()
 
     def __post_init__(self) -> None:
         self.states = {keep.tensor for stage in self.sharded.stages for keep in stage.keeps}
-        self.at = self.stage.mesh.coordinates[self.rank - self.stage.first]
+        self.makers = {t: n for n, stage in enumerate(self.sharded.stages) for s in stage.steps if isinstance(s, Piece)
+                       for t in s.compute.outputs}  # fmt: skip
         self.names.update(tensor.name for tensor in self.sharded.program.tensors())
 
     def run(self) -> RankProgram:
-        ends = (0, *self.stage.turns, len(self.stage.steps))
-        outputs: dict[str, str] = {}
-        for turn, (begin, end) in enumerate(pairwise(ends)):
-            for step in self.stage.steps[begin:end]:
+        for number, stage in enumerate(self.sharded.stages):
+            if self.rank in stage.ranks:
+                self._stage(number, stage)
+        return self._assembled(self._outputs())
+
+    def _stage(self, number: int, stage: Stage) -> None:
+        self.number, self.stage, self.at = number, stage, stage.mesh.coordinates[self.rank - stage.first]
+        ends = (0, *stage.turns, len(stage.steps))
+        for begin, end in pairwise(ends):
+            for step in stage.steps[begin:end]:
                 if isinstance(step, Exchange):
                     self._exchange(step)
                 else:
                     self._piece(step)
             self._flush()
-            self._send_on({t for s in self.stage.steps[begin:end] if isinstance(s, Piece) for t in s.compute.outputs})
-            if turn == len(ends) - 2:  # of a training step when all parts of its batch are done
-                outputs = self._outputs()
+            self._send_on({t for s in stage.steps[begin:end] if isinstance(s, Piece) for t in s.compute.outputs})
             self.turned.append(len(self.steps))
-        return self._assembled(outputs)
+        if self.rank == stage.first != 0:  # of a training step when all parts of its batch are done
+            for tensor in self.sharded.program.outputs:
+                if self.makers.get(tensor) == number:
+                    self._add(_whole("send", tensor, self._name(tensor), sends=0))
+        self.kept = (*self.kept, *(self._carried(keep) for keep in stage.keeps))
+        self.had.update({t: local for (t, spread), local in self.here.items() if spread.is_whole})
+        self.here.clear()
+
+    def _add(self, step: list[Compute] | Transfer, begun: int | None = None) -> None:
+        self.steps.append(step)
+        self.when.append(When(self.number if begun is None else begun, self.number))
 
     # --- what lies here
 
@@ -159,12 +190,10 @@ class _Rank:
             self.constants[tensor] = array
             return tensor
         place = self._place(tensor, spread)
-        same = [t for (other, s), t in self.here.items() if other is tensor and self._place(tensor, s) == place]
-        if same:
-            return same[0]
-        made = self._new(tensor, place)
-        self.constants[made] = np.ascontiguousarray(array[slices(place)])
-        return made
+        if (tensor, place) not in self.cut:
+            made = self.cut[tensor, place] = self._new(tensor, place)
+            self.constants[made] = np.ascontiguousarray(array[slices(place)])
+        return self.cut[tensor, place]
 
     def _new(self, tensor: Tensor, place: Place) -> Tensor:
         name, number = tensor.name, 1
@@ -200,7 +229,7 @@ class _Rank:
 
     def _flush(self) -> None:
         if self.pending:
-            self.steps.append(self.pending)
+            self._add(self.pending)
             self.pending = []
 
     def _exchange(self, step: Exchange) -> None:
@@ -212,7 +241,7 @@ class _Rank:
             self._flush()
         target = self._new(step.tensor, self._place(step.tensor, step.after))
         self.here[step.tensor, step.after] = target
-        self.steps.append(self._between(step, source, target))
+        self._add(self._between(step, source, target))
 
     def _between(self, step: Exchange, source: Tensor, target: Tensor) -> Transfer:
         """What passes along one mesh axis."""
@@ -252,71 +281,64 @@ class _Rank:
     # --- between stages, and the ends
 
     def _take(self, step: Exchange) -> None:
-        """Whole from a rank of the stage that made it."""
+        """Whole from a rank of the stage that made it, where this one does not have it yet."""
         self._flush()
-        maker = self._maker(step.tensor)
-        peer = maker.first + (self.rank - self.stage.first) % maker.mesh.ranks
-        self.here[step.tensor, step.after] = step.tensor
-        self.steps.append(_whole("send", step.tensor, step.tensor.name, takes=peer))
+        maker = self.makers[step.tensor]
+        peer = self._peer(step.tensor, maker, self.stage, self.rank)
+        self.here[step.tensor, step.after] = self.had[step.tensor] if peer is None else step.tensor
+        if peer is not None:
+            self._add(_whole("send", step.tensor, step.tensor.name, takes=peer), maker)
+
+    def _peer(self, tensor: Tensor, maker: int, stage: Stage, rank: int) -> int | None:
+        """From whom a rank takes a tensor for a stage; None where it has made it, or has it for a stage before."""
+        made = self.sharded.stages[maker]
+        earlier = [s for s in takewhile(lambda each: each is not stage, self.sharded.stages) if rank in s.ranks]
+        if rank in made.ranks or any(_is_taken(tensor, each) for each in earlier):
+            return None
+        return made.first + (rank - stage.first) % made.mesh.ranks
 
     def _send_on(self, made: Container[Tensor]) -> None:
         """What other stages take whole from this rank, of what it has made in a turn."""
         for stage in self.sharded.stages:
             for step in stage.steps if stage is not self.stage else ():
-                if not isinstance(step, Exchange) or step.kind != "send" or step.tensor not in made:
-                    continue
-                mine = self.rank - self.stage.first
-                for number, rank in enumerate(stage.ranks):
-                    if number % self.stage.mesh.ranks == mine:
-                        self.steps.append(_whole("send", step.tensor, self._name(step.tensor), sends=rank))
-
-    def _maker(self, tensor: Tensor) -> Stage:
-        """The stage that computes a tensor."""
-        for stage in self.sharded.stages:
-            if any(isinstance(s, Piece) and tensor in s.compute.outputs for s in stage.steps):
-                return stage
-        raise InternalError(f"no stage computes '{tensor.name}'")
+                if isinstance(step, Exchange) and step.kind == "send" and step.tensor in made:
+                    for rank in stage.ranks:
+                        if self._peer(step.tensor, self.number, stage, rank) == self.rank:
+                            self._add(_whole("send", step.tensor, self._name(step.tensor), sends=rank))
 
     def _name(self, tensor: Tensor) -> str:
         return self._local(tensor, Spread.whole(self.stage.mesh)).name
 
     def _outputs(self) -> dict[str, str]:
-        """Results that end on another rank are sent to rank 0."""
+        """Results that end on another rank were sent to rank 0."""
         found: dict[str, str] = {}
-        program = self.sharded.program
-        for tensor in program.outputs:
-            if tensor in program.inputs or tensor in program.constants:
-                found[tensor.name] = tensor.name
-                continue
-            maker = self._maker(tensor)
-            if maker.first == 0:
-                found[tensor.name] = self._name(tensor) if self.rank == 0 else ""
-            elif self.rank == maker.first:
-                self.steps.append(_whole("send", tensor, self._name(tensor), sends=0))
-            elif self.rank == 0:
-                self.steps.append(_whole("send", tensor, tensor.name, takes=maker.first))
-                found[tensor.name] = tensor.name
-        return found if self.rank == 0 else {}
+        for tensor in self.sharded.program.outputs if self.rank == 0 else ():
+            maker = self.makers.get(tensor)
+            if maker is not None and self.sharded.stages[maker].first != 0:
+                self._add(_whole("send", tensor, tensor.name, takes=self.sharded.stages[maker].first), maker)
+            found[tensor.name] = tensor.name if maker is None else self.had.get(tensor, tensor).name
+        return found
 
     # --- segments
 
     def _assembled(self, outputs: Mapping[str, str]) -> RankProgram:
-        kept = tuple(self._carried(keep) for keep in self.stage.keeps)
-        needed = {*outputs.values(), *(each.following for each in kept)}
+        needed = {*outputs.values(), *(each.following for each in self.kept)}
         found: list[RankStep] = []
+        when: list[When] = []
         behind: list[int] = []  # by turn, how many steps are left from there on
         for number, step in reversed(list(enumerate(self.steps))):
             behind += [len(found)] * self.turned.count(number + 1)
             if isinstance(step, Transfer):
                 needed.add(step.source)
                 found.append(step)
-                continue
-            program = self._program(step, needed)
-            if program is not None:
+            elif (program := self._program(step, needed)) is not None:
                 needed.update(t.name for t in program.inputs)
                 found.append(Segment(program))
+            else:
+                continue
+            when.append(self.when[number])
         turns = tuple(len(found) - left for left in reversed(behind))[:-1] if self.stage.turns else ()
-        return RankProgram(self.rank, tuple(reversed(found)), outputs, turns, kept)
+        return RankProgram(self.rank, tuple(reversed(found)), outputs, tuple(reversed(when)), turns, self.kept)
 
     def _carried(self, keep: Keep) -> Kept:
         here, following = self._local(keep.tensor, keep.spread), self._local(keep.following, keep.held)
@@ -338,6 +360,10 @@ class _Rank:
         constants = {t: self.constants[t] for t in read if t in self.constants}
         inputs = tuple(t for t in read if t not in constants)
         return Program(inputs, tuple(_in_order(kept, needed)), tuple(kept), constants)
+
+
+def _is_taken(tensor: Tensor, stage: Stage) -> bool:
+    return any(isinstance(s, Exchange) and s.kind == "send" and s.tensor is tensor for s in stage.steps)
 
 
 def _in_order(computes: list[Compute], needed: set[str]) -> Iterator[Tensor]:

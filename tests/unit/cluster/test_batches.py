@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto
 
 from tests.cpu_stages import model_of
 from tests.fuzz.sharded import UFUNCS
@@ -18,9 +18,11 @@ from tilewright.errors import OptionError
 from tilewright.ir.forms.compute import Program
 from tilewright.ir.forms.sharded import Sharded
 from tilewright.ir.meaning.interpret import evaluate
+from tilewright.ir.meaning.interpret_sharded import evaluate_sharded
 from tilewright.schedule.batches import Batches, in_parts
 from tilewright.schedule.cluster.pipeline import share_out, share_out_by_itself, share_out_in_stages
-from tilewright.transform.spmd import Segment, Transfer, rank_program
+from tilewright.transform.clean.turned import without_turned
+from tilewright.transform.spmd import Segment, Transfer, When, rank_program
 
 pytest.importorskip("scipy", reason="integer programs are scipy's")
 
@@ -125,7 +127,8 @@ class Rank:
     def __post_init__(self) -> None:
         self.program = rank_program(self.sharded, self.number)
         moves = [step if isinstance(step, Transfer) else None for step in self.program.steps]
-        self.order: Iterator[Turn] = turns(moves, set(self.program.outputs.values()), self.sharded.parts)
+        results = set(self.program.outputs.values())
+        self.order: Iterator[Turn] = turns(moves, self.program.when, results, self.sharded.parts)
         self.turn = next(self.order, None)
 
 
@@ -134,7 +137,7 @@ class Together:
 
     def __init__(self, sharded: Sharded, parts: Sequence[Arrays]) -> None:
         self.ranks = [Rank(n, sharded, [dict(each) for each in parts]) for n in range(sharded.ranks)]
-        self.boxes: dict[tuple[int, int], list[np.ndarray]] = {}
+        self.boxes: dict[tuple[int, int, bool], list[np.ndarray]] = {}  # what passes between stages has its own
         self.told: set[tuple[int, int, int]] = set()
 
     def run(self) -> list[Arrays]:
@@ -164,9 +167,9 @@ class Together:
         if turn.verb is Verb.BEGIN:
             rank.asked[peer] = rank.asked.get(peer, 0) + 1
             return True
-        if not self.boxes.get((peer, rank.number)):
+        if not self.boxes.get((peer, rank.number, True)):
             return False
-        values[step.target] = self.boxes[peer, rank.number].pop(0)
+        values[step.target] = self.boxes[peer, rank.number, True].pop(0)
         return True
 
     def _sent(self, rank: Rank, turn: Turn, step: Transfer, values: Arrays) -> bool:
@@ -175,22 +178,23 @@ class Together:
             return self.ranks[peer].asked.get(rank.number, 0) > rank.sent[turn.step, turn.part][1]
         number = sum(to == peer for to, _ in rank.sent.values())
         rank.sent[turn.step, turn.part] = peer, number
-        self.boxes.setdefault((rank.number, peer), []).append(values[step.source])
+        self.boxes.setdefault((rank.number, peer, True), []).append(values[step.source])
         return True
 
     def _exchanged(self, rank: Rank, turn: Turn, step: Transfer, values: Arrays) -> bool:
         everywhere = step.kind == "all-reduce"
         if (rank.number, turn.step, turn.part) not in self.told:
             for peer, place in [(p, ()) for p in step.peers if p != rank.number] if everywhere else step.sends:
-                self.boxes.setdefault((rank.number, peer), []).append(values[step.source][place])
+                self.boxes.setdefault((rank.number, peer, False), []).append(values[step.source][place])
             self.told.add((rank.number, turn.step, turn.part))
         takes = [(peer, ()) for peer in step.peers] if everywhere else step.takes
-        if any(peer != rank.number and not self.boxes.get((peer, rank.number)) for peer, _ in takes):
+        if any(peer != rank.number and not self.boxes.get((peer, rank.number, False)) for peer, _ in takes):
             return False
         found = np.zeros(step.shape, step.dtype)
         for number, (peer, place) in enumerate(takes):
             mine = peer == rank.number
-            own = values[step.source][() if everywhere else step.own] if mine else self.boxes[peer, rank.number].pop(0)
+            own = values[step.source][() if everywhere else step.own] if mine else \
+                self.boxes[peer, rank.number, False].pop(0)  # fmt: skip
             found[place] = own if step.operator is None or not number else UFUNCS[step.operator](found[place], own)
         values[step.target] = found
         return True
@@ -214,6 +218,33 @@ def test_stages_are_at_different_parts_and_give_the_same(mesh: dict[str, int], p
     assert sharded.seconds == pytest.approx(sum(s.seconds for s in sharded.stages) + (parts - 1) * slowest)
 
 
+def test_a_table_that_both_ends_read_is_shared_out_to_all_stages() -> None:
+    """Words looked up first and compared with last, two thirds of the weights, written both ways round: each of four
+    ranks has its quarter once, and with it a stage of the layers between."""
+    words, width, layers, ranks, parts = 256, 32, 4, 4, 3
+    steps: list[tuple[str, list[str], str, dict[str, object]]] = [("Gather", ["table", "tokens"], "x0", {})]
+    for n in range(layers):
+        steps += [("MatMul", [f"x{n}", f"w{n}"], f"h{n}", {}), ("Relu", [f"h{n}"], f"x{n + 1}", {})]
+    steps.append(("MatMul", [f"x{layers}", "turned"], "y", {}))
+    constants = {"table": weights(words, width), **{f"w{n}": weights(width, width) for n in range(layers)}}
+    constants["turned"] = np.ascontiguousarray(constants["table"].T)
+    ports = {"tokens": (6,)}, {"y": (6, words)}
+    written = program_of(model_of(steps, *ports, constants, {"tokens": TensorProto.INT64}))
+    program = without_turned(written)
+    batches = in_parts(program, parts)
+    sharded = share_out(batches.program, cluster(1e12, 1e-12, pp=ranks), (), "pp", parts)
+    assert [len(stage.ranks) for stage in sharded.stages] == [ranks, *[1] * ranks, ranks]
+    whole = 4 * (words * width + layers * width * width)
+    assert sum(array.nbytes for array in program.constants.values()) == whole
+    assert [rank_program(sharded, rank).weights for rank in range(ranks)] == [whole // ranks] * ranks
+    inputs = {"tokens": RNG.integers(0, words, 6)}
+    right = evaluate(written, inputs)
+    same(joined(batches, Together(sharded, cut(batches, inputs)).run()), right)
+    same(joined(batches, [evaluate_sharded(sharded, each) for each in cut(batches, inputs)]), right)
+    busiest = sharded.stages[0].seconds + max(s.seconds for s in sharded.stages[1:-1]) + sharded.stages[-1].seconds
+    assert sharded.seconds == pytest.approx(sum(s.seconds for s in sharded.stages) + (parts - 1) * busiest)
+
+
 @pytest.mark.parametrize("sizes", [(2, 1), pytest.param((3, 1, 2), marks=pytest.mark.slow)])
 def test_stages_may_have_meshes_of_different_sizes(sizes: tuple[int, ...]) -> None:
     program = program_of(attention(6, layers=len(sizes)))
@@ -228,7 +259,7 @@ def test_stages_may_have_meshes_of_different_sizes(sizes: tuple[int, ...]) -> No
 def test_a_rank_is_one_part_ahead_and_not_more() -> None:
     """Sends of three parts: the first is waited for before the third is begun, the others in the end."""
     send = Transfer("send", "a", "a", (1,), np.dtype(np.float32), sends=((1, (slice(0, 1),)),))
-    order = [(turn.verb.value, turn.step, turn.part) for turn in turns([None, send], (), 3)]
+    order = [(turn.verb.value, turn.step, turn.part) for turn in turns([None, send], [When(0, 0)] * 2, (), 3)]
     assert order == [
         ("do", 0, 0), ("begin", 1, 0), ("do", 0, 1), ("begin", 1, 1), ("do", 0, 2), ("finish", 1, 0), ("begin", 1, 2),
         ("finish", 1, 1), ("finish", 1, 2),

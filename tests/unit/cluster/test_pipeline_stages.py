@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import combinations, pairwise
 from math import inf
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from tests.cpu_stages import model_of
 from tests.unit.cluster.test_found import agrees, attention_block, cluster, exchanged, program_of, weights
 from tilewright.schedule.cluster.pipeline import share_out
-from tilewright.schedule.cluster.stages import StagePlan, best_stages
+from tilewright.schedule.cluster.stages import Ends, StagePlan, best_stages, even_stages
 
 SIZES = (1, 2, 4, 8)
 
@@ -75,6 +76,46 @@ def test_stages_that_fit_with_those_behind_them_are_those_of_brute_force(seed: i
         assert right == inf
     else:
         assert found[0] == pytest.approx(right) and total(found[1]) == pytest.approx(right)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("is_bound", [False, True])
+def test_stages_with_ends_that_all_share_are_those_of_brute_force(seed: int, is_bound: bool) -> None:
+    """The quickest within a bound on what a device holds; without one, those that hold an even share, if there are such
+    and they are not much slower."""
+    rng = np.random.default_rng([seed, 11])
+    layers, count = int(rng.integers(3, 7)), int(rng.integers(2, 4))
+    work, held, passing = rng.integers(1, 20, layers), 2.0 ** rng.integers(2, 6, layers), float(rng.uniform(0, 5))
+    places = [(a, b) for a in range(layers + 1) for b in range(layers + 1)]
+
+    def table(of: Callable[[int, int], float]) -> np.ndarray:
+        return np.array([of(a, b) for a, b in places]).reshape(layers + 1, layers + 1)
+
+    def outside(values: np.ndarray, a: int, b: int) -> float:
+        return float(values[:a].sum() + values[b:].sum()) / count
+
+    own = Ends(table(lambda a, b: float(work[a:b].sum()) if a < b else inf), table(lambda a, b: float(held[a:b].sum())))
+    ends = Ends(table(lambda a, b: outside(work, a, b) + passing * ((a > 0) + (b < layers))),
+                table(lambda a, b: outside(held, a, b)))  # fmt: skip
+
+    def told(begins: tuple[int, ...]) -> tuple[float, float]:
+        first, last = begins[0], begins[-1]
+        return (float(ends.seconds[first, last]) + max(own.seconds[pair] for pair in pairwise(begins)),
+                float(ends.held[first, last]) + max(own.held[pair] for pair in pairwise(begins)))  # fmt: skip
+
+    every_one = [told(begins) for begins in combinations(range(layers + 1), count + 1)]
+    share = 1.05 * float(held.sum()) / count
+    room = float(rng.uniform(0.9, 2)) * share if is_bound else share
+    even = min((seconds for seconds, size in every_one if size <= room), default=inf)
+    found = even_stages(own, ends, count, room if is_bound else inf)
+    if is_bound:
+        assert found is None if even == inf else found is not None and told(found)[1] <= room
+        assert found is None or told(found)[0] <= 1.002 * even
+        return
+    assert found is not None
+    seconds, size = told(found)
+    least = min(s * max(z, share) for s, z in every_one)
+    assert (size <= share and seconds <= 1.002 * even) or seconds * max(size, share) <= 1.035 * least
 
 
 def test_one_batch_in_many_parts_wants_even_stages() -> None:

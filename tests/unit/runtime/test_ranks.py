@@ -51,6 +51,15 @@ def on_tensors():  # as between GPUs, with tensors of the host: segments take an
     ranked._caller, ranked.identity = caller, lambda: b"one"
     Ranks.on_devices = lambda ranks, gpu: OnDevice(ranks._torch, ranks._distributed, None, "cpu")
 
+def planned_for_quick_links(path):
+    from tilewright.distributed.compiling import Asked, compile_ranked
+    from tilewright.distributed.meshes import parse_mesh
+    from tilewright.frontend.onnx.model import load
+    from tilewright.options import Options
+
+    asked = Asked(parse_mesh(mesh), int(parts), 5.0, f"{folder}/quick.json")
+    return compile_ranked(lambda: load(path, {}), asked, Options(threads=1, effort="fast"))
+
 mode, folder, mesh, parts = sys.argv[1:]
 if mode == "tensors":
     on_tensors()
@@ -59,6 +68,9 @@ name = "other.onnx" if mode == "other" and rank == 1 else "model.onnx"
 try:
     if mode == "load":
         model = tilewright.load(f"{folder}/saved", timeout=5)
+    elif mode == "quick":
+        model = planned_for_quick_links(f"{folder}/{name}")
+        print(model.explain(), flush=True)
     else:
         about = {"mesh": mesh, "micro_batches": int(parts), "timeout": 5, "threads": 1, "effort": "fast"}
         model = tilewright.compile(f"{folder}/{name}", **about)
@@ -157,6 +169,28 @@ def test_several_give_what_one_gives(folder: Path, mesh: str, ranks: int, parts:
         assert max(held) <= 1.05 / ranks * 2 * 64 * WIDTH * 4
 
 
+def test_ranks_share_what_comes_first_and_last(tmp_path: Path) -> None:
+    """Rows of a table looked up and multiplied with, two layers between: what ranks exchange and what stages send pass
+    between the same two ranks at a time."""
+    rng = np.random.default_rng(1)
+    table = rng.standard_normal((128, 16)).astype(np.float32)
+    layers = [rng.standard_normal((16, 16)).astype(np.float32) / 4 for _ in range(2)]
+    steps = [("Gather", ["table", "x"], "x0", {}), ("MatMul", ["x0", "w0"], "x1", {}),
+             ("MatMul", ["x1", "w1"], "x2", {}), ("MatMul", ["x2", "turned"], "y", {})]  # fmt: skip
+    constants = {"table": table, "w0": layers[0], "w1": layers[1], "turned": np.ascontiguousarray(table.T)}
+    model = model_of(steps, {"x": (8,)}, {"y": (8, 128)}, constants, {"x": onnx.TensorProto.INT64})
+    onnx.save(model, tmp_path / "model.onnx")
+    x = rng.integers(0, 128, 8)
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "right.npy", table[x] @ layers[0] @ layers[1] @ table.T)
+    host = {"name": "host", "capacity": 1 << 38, "transaction": 64, "bandwidth": 1e10, "latency": 1e-5}
+    link = {"name": "ranks", "size": 2, "bandwidth": 1e12, "latency": 1e-12}
+    (tmp_path / "quick.json").write_text(json.dumps({"device": "cpu", "host": host, "links": [link]}))
+    (tmp_path / "script.py").write_text(SCRIPT)
+    outputs = gives_the_same(tmp_path, "quick", "pp=2", 2, 4)
+    assert all("2 ranks, 4 stages" in output and f"weights {4 * (64 * 16 + 256)}" in output for output in outputs)
+
+
 def test_saved_ranks_start_without_compiling_and_are_compared(folder: Path) -> None:
     gives_the_same(folder, "save", "pp=2", 2, 4)
     gives_the_same(folder, "load", "", 2)
@@ -219,8 +253,8 @@ def test_links_are_measured_and_can_be_planned_for(folder: Path) -> None:
 
 
 def test_a_link_is_its_latency_and_its_bandwidth() -> None:
-    link = link_of([1e-3, 1e-3, 9.0], [1e-3 + 2.0, 1e-3 + 2.0, 9.0], 4)
-    assert link.size == 4 and link.latency == 1e-3 and link.bandwidth == pytest.approx((8 << 20) / 2.0)
+    link = link_of([3e-3, 3e-3, 9.0], [3e-3 + 2.0, 3e-3 + 2.0, 9.0], 4)
+    assert link.size == 4 and link.latency == pytest.approx(1e-3) and link.bandwidth == pytest.approx((8 << 20) / 2.0)
 
 
 def test_a_process_alone_is_told_how_to_start_several(monkeypatch: pytest.MonkeyPatch) -> None:

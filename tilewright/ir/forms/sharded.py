@@ -1,11 +1,11 @@
 """A Program over a mesh of ranks: what part of each compute a rank does, and what ranks exchange in between.
 
-    Sharded = stages, one behind the other, each on ranks of its own
+    Sharded = stages, one behind the other, on ranks that a stage has to itself or several stages share
     Stage   = mesh, its first rank, and steps in order
     Piece   = a compute: by mesh axis, which of its axes is cut; of every tensor it reads, which spread it is read in
     Exchange = one tensor from one spread to another along one mesh axis, or from stage to stage
 
-Every rank does every step of its stage. A tensor may lie there in several spreads at a time. Each stage has the inputs
+Every rank does every step of its stages. A tensor may lie there in several spreads at a time. Each stage has the inputs
 whole on all of its ranks, and each rank has of the constants what its pieces read. Outputs end whole on the ranks of
 the stage that computes them.
 """
@@ -90,17 +90,18 @@ class Sharded:
 
     @property
     def ranks(self) -> int:
-        return sum(stage.mesh.ranks for stage in self.stages)
+        return max((stage.ranks.stop for stage in self.stages), default=0)
 
     @property
     def seconds(self) -> float:
-        """Predicted, of one run: the first part goes through all stages, each further one is as late as the slowest."""
-        times = [stage.seconds for stage in self.stages]
-        return sum(times) + (self.parts - 1) * max(times, default=0.0)
+        """Predicted, of one run: the first part goes through all stages, each further one is as late as the rank that
+        has most to do."""
+        ranks = [sum(stage.seconds for stage in self.stages_of(rank)) for rank in range(self.ranks)]
+        return sum(stage.seconds for stage in self.stages) + (self.parts - 1) * max(ranks, default=0.0)
 
-    def stage_of(self, rank: int) -> Stage | None:
-        """None for a rank that has nothing to do."""
-        return next((stage for stage in self.stages if rank in stage.ranks), None)
+    def stages_of(self, rank: int) -> tuple[Stage, ...]:
+        """In order; no stage where a rank has nothing to do."""
+        return tuple(stage for stage in self.stages if rank in stage.ranks)
 
     def exchanges(self) -> Iterator[tuple[Stage, Exchange]]:
         for stage in self.stages:

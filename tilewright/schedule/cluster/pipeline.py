@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import inf, prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tilewright.errors import OptionError
 from tilewright.ir.forms.compute import Compute, Program, reads
@@ -15,8 +19,9 @@ from tilewright.ir.forms.sharded import Keep, Sharded, Stage, Step
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.ir.forms.training import Training, Turn
 from tilewright.schedule.cluster.planner import Decided, MeshPlanner
-from tilewright.schedule.cluster.stages import Fits, Seconds, StagePlan, best_stages
+from tilewright.schedule.cluster.stages import Ends, Fits, Seconds, StagePlan, best_stages, even_stages
 from tilewright.target import Cluster, Link
+from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.sharding.check import check_sharded
 
 _MANY = 1 << 20  # parts of a batch with which the slowest stage alone counts
@@ -43,11 +48,18 @@ def share_out_in_stages(
     the Program is one. A rank has at most so many bytes of weights; of a training step, with them their gradients, what
     the optimiser keeps, and what the parts of a batch that are under way need for their way back."""
     kinds = [mesh for number, mesh in enumerate(meshes) if mesh not in meshes[:number]]
-    plans = _Plans(program, kinds, along, split, training, parts)
     order = [kinds.index(mesh) for mesh in meshes]
+    found: Sequence[StagePlan] | None
     # what passes between stages does so while they compute: they are as even as they can be without it
-    found = best_stages(len(plans.layers), sum(map(_devices, meshes)), [_devices(kind) for kind in kinds],
-                        plans.computing, _MANY, order, plans.fits(most_bytes))  # fmt: skip
+    if along is not None and len(meshes) > 1 and len(kinds) == 1 and training is None:
+        all_of_them = replace(kinds[0], links=(replace(along, size=len(meshes)), *kinds[0].links))
+        plans = _Plans(program, [kinds[0], all_of_them], along, (*split, along.name), None, parts, shared=1)
+        found = plans.even(len(meshes), most_bytes)
+    else:
+        plans = _Plans(program, kinds, along, split, training, parts)
+        best = best_stages(len(plans.layers), sum(map(_devices, meshes)), [_devices(kind) for kind in kinds],
+                           plans.computing, _MANY, order, plans.fits(most_bytes))  # fmt: skip
+        found = None if best is None else best[1]
     if found is None and len(meshes) <= len(plans.layers):
         raise OptionError(f"no {len(meshes)} stages fit: a rank may have {most_bytes / 2**20:.1f} MiB, and "
                           f"all of the model takes {plans.taken(0, len(plans.layers), order[0], 1) / 2**20:.1f} on one "
@@ -56,7 +68,7 @@ def share_out_in_stages(
         where = f" along '{along.name}'" if along else ""
         few = f"{len(plans.layers)} sections, and {len(meshes)} stages were asked for{where}"
         raise OptionError(f"the model has {few}: take fewer")
-    return plans.sharded(found[1], parts)
+    return plans.sharded(found, parts)
 
 
 def share_out_by_itself(
@@ -115,22 +127,46 @@ class _Plans:
     training: Training | None = None
     parts: int = 1
     most_layers: int = _LAYERS
+    shared: int | None = None  # which of the meshes has the ranks of all stages
 
     def __post_init__(self) -> None:
         links = [link for mesh in self.meshes for link in mesh.links if link.size > 1]
         links += [self.along] if self.along is not None else []
         latency = min((link.latency for link in links), default=0.0)
-        about = (self.split, latency, self.training, self.parts)
+        nests: dict[Compute, Nest] = {}
+        about = (self.split, latency, self.training, self.parts, nests)
         self.planners = [MeshPlanner(self.program, mesh, *about) for mesh in self.meshes]
         self.decided: list[Decided] = [planner.run() for planner in self.planners]
         self.layers = _grouped(
             self.decided[0].seconds, self.most_layers
         )  # of each the first section, and the one behind the last
         self._before = [[0.0, *accumulate(each.seconds)] for each in self.decided]
-        self._bytes_before = [[0, *accumulate(_weights(each))] for each in self.decided]
+        self._held = [self._tables(*each) for each in zip(self.planners, self.decided, strict=True)]
         if self.training is not None:
             taken = [planner.taken(each) for planner, each in zip(self.planners, self.decided, strict=True)]
             self._taken_before = [tuple([0, *accumulate(side)] for side in zip(*each, strict=True)) for each in taken]
+
+    def even(self, count: int, most_bytes: float) -> list[StagePlan] | None:
+        """So many stages on the first mesh, and what is before and behind them on the second, which has all ranks."""
+        ends = range(len(self.layers) + 1)
+        own = np.array([[self.computing(a, b, 0) if a < b else inf for b in ends] for a in ends])
+        before = np.array([self.computing(0, b, 1) if b else 0.0 for b in ends])
+        behind = np.array([self.computing(a, len(self.layers), 1) if a < len(self.layers) else 0.0 for a in ends])
+        together = Ends(before[:, None] + behind, self._held[1].at_ends)
+        found = even_stages(Ends(own, self._held[0].within), together, count, most_bytes)
+        if found is None:
+            return None
+        plans = [StagePlan(a, b, 0) for a, b in pairwise(found)]
+        return [*([StagePlan(0, found[0], 1)] if found[0] else []), *plans,
+                *([StagePlan(found[-1], len(self.layers), 1)] if found[-1] < len(self.layers) else [])]  # fmt: skip
+
+    def _whole_again(self, last: int, mesh: int) -> float:
+        """What it takes to have whole on all ranks what passes behind a layer."""
+        passing = self.decided[mesh].sections[self.layers[last - 1][1] - 1].goes
+        made = [way for compute, way in self.decided[mesh].ways.items() if passing in compute.outputs]
+        costs = self.planners[mesh].costs
+        whole = (Spread.whole(costs.mesh),)
+        return sum(costs.routed(passing, way.strategy.gives, whole) for way in made if passing is not None)
 
     def seconds(self, first: int, last: int, mesh: int) -> float:
         """Of a stage of some layers over one of the meshes, with what it takes from the one before."""
@@ -139,12 +175,28 @@ class _Plans:
 
     def computing(self, first: int, last: int, mesh: int) -> float:
         """The same without that."""
-        return self._before[mesh][self.layers[last - 1][1]] - self._before[mesh][self.layers[first][0]]
+        own = self._before[mesh][self.layers[last - 1][1]] - self._before[mesh][self.layers[first][0]]
+        return own + (self._whole_again(last, mesh) if mesh == self.shared else 0.0)
 
     def bytes(self, first: int, last: int, mesh: int) -> int:
         """Of weights on a rank."""
-        begin, end = self.layers[first][0], self.layers[last - 1][1]
-        return self._bytes_before[mesh][end] - self._bytes_before[mesh][begin]
+        return int(self._held[mesh].within[first, last])
+
+    def _tables(self, planner: MeshPlanner, decided: Decided) -> _Held:
+        read: dict[tuple[Tensor, Spread], set[int]] = {}  # by layer
+        for number, (begin, end) in enumerate(self.layers):
+            for compute in (c for section in decided.sections[begin:end] for c in section.computes):
+                for tensor, needs in decided.ways[compute].strategy.needs.items():
+                    if tensor in planner.kept:
+                        spread = min(needs, key=lambda each: planner.costs.bytes_of(tensor, each))
+                        read.setdefault((tensor, spread), set()).add(number)
+        within, at_ends = np.zeros((2, len(self.layers) + 1, len(self.layers) + 1))
+        for (tensor, spread), numbers in read.items():
+            before = np.array([0, *accumulate(number in numbers for number in range(len(self.layers)))])
+            size = planner.costs.bytes_of(tensor, spread)
+            within += size * (before[None] > before[:, None])
+            at_ends += size * ((before[:, None] > 0) | (before[None] < before[-1]))
+        return _Held(within, at_ends)
 
     def taken(self, first: int, last: int, mesh: int, under_way: int) -> int:
         """Bytes on a rank that has so many parts of a batch under way."""
@@ -178,8 +230,8 @@ class _Plans:
             later = {t for place, others in enumerate(read) if place != number for t in others}
             steps, turns, keeps = self._steps(plan, computes[number], elsewhere, later)
             seconds = self.seconds(plan.first, plan.last, plan.mesh)
-            stages.append(Stage(planner.mesh, first, steps, seconds, turns, keeps))
-            first += planner.mesh.ranks
+            stages.append(Stage(planner.mesh, 0 if plan.mesh == self.shared else first, steps, seconds, turns, keeps))
+            first += 0 if plan.mesh == self.shared else planner.mesh.ranks
         said = dict.fromkeys(remark for plan in plans for remark in self.decided[plan.mesh].remarks)
         shared = Sharded(self.program, tuple(stages), parts, (*remarks, *said))
         check_sharded(shared)
@@ -218,10 +270,13 @@ class _Plans:
         return self.along.latency + tensor.most_bytes / self.along.bandwidth
 
 
-def _weights(decided: Decided) -> Iterator[int]:
-    """Bytes of every section on a rank."""
-    for section in decided.sections:
-        yield sum(decided.ways[compute].bytes for compute in section.computes)
+@dataclass(frozen=True)
+class _Held:
+    """Bytes of weights on a rank, each once: of the layers from one up to another, and of those before the one and from
+    the other on."""
+
+    within: NDArray[Any]
+    at_ends: NDArray[Any]
 
 
 def _grouped(seconds: Sequence[float], most: int) -> list[tuple[int, int]]:

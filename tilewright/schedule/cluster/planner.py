@@ -7,6 +7,7 @@ from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf, prod
+from typing import NamedTuple
 
 from tilewright.errors import InternalError
 from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, reads
@@ -19,7 +20,7 @@ from tilewright.schedule.cluster.choices import Choices, Hub, Reader
 from tilewright.schedule.cluster.cost import Costs
 from tilewright.schedule.cluster.reduced import solve
 from tilewright.target import Cluster
-from tilewright.tile_graph.algebra.nest import build_nest
+from tilewright.tile_graph.algebra.nest import Nest, build_nest
 from tilewright.tile_graph.algebra.signature import signature
 from tilewright.tile_graph.sharding.routes import is_held, route
 from tilewright.tile_graph.sharding.strategies import Cut, Strategy, cut_choices, strategy_of
@@ -55,6 +56,23 @@ class Way:
     bytes: int  # of weights
 
 
+class _Form(NamedTuple):
+    """What computes that do the same on tensors of the same shapes have alike, and which tensors these are here."""
+
+    key: Hashable
+    tensors: tuple[Tensor, ...]
+    cuttable: tuple[Cut, ...]
+
+
+class _Alike(NamedTuple):
+    """A way of all computes of a form, with what it needs of their tensors, in the order of the form."""
+
+    gives: Spread
+    needs: tuple[tuple[Spread, ...] | None, ...]
+    seconds: float
+    bytes: int
+
+
 @dataclass(frozen=True)
 class Solved:
     seconds: float
@@ -83,24 +101,31 @@ class MeshPlanner:
     latency: float
     training: Training | None = None
     batch_parts: int = 1  # of a training step, which is updated once for all of them
+    nests: dict[Compute, Nest] = field(default_factory=dict)  # of its computes, whatever the mesh
     costs: Costs = field(init=False)
     mesh: Mesh = field(init=False)
     all_weights: int = field(init=False)
+    all_read: int = 0  # of weights, each time they are
     choices: dict[Compute, tuple[tuple[Cut, ...], ...]] = field(default_factory=dict)  # by mesh axis
     whole: dict[Compute, Way] = field(default_factory=dict)  # all of it everywhere
     known: dict[tuple[Compute, Cuts], Way | None] = field(default_factory=dict)
+    alike: dict[Hashable, _Alike | None] = field(default_factory=dict)  # of computes that do the same elsewhere
+    forms: dict[Compute, _Form | None] = field(default_factory=dict)
+    numbered: dict[Section, Hashable] = field(default_factory=dict)  # of the ways that are looked at now
     ways: dict[Compute, list[Way]] = field(default_factory=dict)  # that are looked at now
     described: dict[Section, Hashable | None] = field(default_factory=dict)
     everywhere: set[Tensor] = field(default_factory=set)  # inputs, constants, and what is sooner computed than sent
     parts: int = 1  # in which weights are shared out
     solved: dict[Hashable, Solved | None] = field(default_factory=dict)
     summed_up: set[Tensor] = field(default_factory=set)  # gradients, which the parts of a batch add up to
+    tied: dict[Tensor, Spread] = field(default_factory=dict)  # weights of several computes, as all are to read them
 
     def __post_init__(self) -> None:
         self.costs = Costs(self.cluster)
         self.mesh = self.costs.mesh
         self.states: Mapping[Tensor, Tensor] = {} if self.training is None else self.training.states
         self.kept = {*self.program.constants, *self.states}
+        self.makers = {t: c for c in self.program.computes for t in c.outputs}
         self.all_weights = sum(tensor.most_bytes for tensor in self.kept)
         self.everywhere.update(t for t in (*self.program.inputs, *self.program.constants) if t not in self.states)
 
@@ -109,11 +134,28 @@ class MeshPlanner:
         for compute in self.program.computes:
             self.choices[compute] = cut_choices(compute, self.mesh)
             self.whole[compute] = self._admitted(compute, (None,) * len(self.mesh.axes))
+        self.all_read = self._weights(self.program.computes)
         self._find_everywhere()
         sections = self.sections()
         best, remarks = self._decided(sections)
+        if self.training is None and any(size > 1 and name in self.split for name, size in self.mesh.axes):
+            self.tied = self._several_times(best)
+        if self.tied:
+            again, said = self._decided(sections)
+            best, remarks = (again, said) if again.over <= best.over else (best, remarks)
         chosen = {compute: self._admitted(compute, cuts) for compute, cuts in best.cuts.items()}
         return Decided(tuple(sections), best.sections, chosen, remarks)
+
+    def _several_times(self, found: Outcome) -> dict[Tensor, Spread]:
+        """Weights that several computes read, each in parts of its own: as the one reads them that takes longest."""
+        read: dict[Tensor, list[tuple[float, Spread]]] = {}
+        for compute, cuts in found.cuts.items():
+            way = self._admitted(compute, cuts)
+            for tensor, needs in way.strategy.needs.items():
+                if tensor in self.kept and tensor.most_bytes > _SMALL * self.all_weights:
+                    spread = min(needs, key=lambda each: self.costs.bytes_of(tensor, each))
+                    read.setdefault(tensor, []).append((way.seconds, spread))
+        return {t: max(each, key=lambda one: one[0])[1] for t, each in read.items() if len({s for _, s in each}) > 1}
 
     # --- mesh axes
 
@@ -142,7 +184,11 @@ class MeshPlanner:
         """The best of some ways of every compute, with weights shared out along the mesh axes that are done."""
         for compute, cuts in admitted.items():
             found = (self._way(compute, each) for each in cuts)
-            self.ways[compute] = [way for way in found if way is not None]
+            ways = [way for way in found if way is not None]
+            tied = {t: spread for t, spread in self.tied.items() if t in reads(compute)}
+            agreeing = [w for w in ways if all(spread in w.strategy.needs[t] for t, spread in tied.items())]
+            self.ways[compute] = agreeing or ways
+        self.numbered.clear()
         self.parts = prod(self.mesh.sizes[axis] for axis in done if self.mesh.axes[axis][0] in self.split)
         return self._chain(sections)
 
@@ -150,9 +196,44 @@ class MeshPlanner:
 
     def _way(self, compute: Compute, cuts: Cuts) -> Way | None:
         if (compute, cuts) not in self.known:
-            strategy = strategy_of(compute, cuts, self.mesh)
-            self.known[compute, cuts] = None if strategy is None else self._priced(compute, strategy)
+            self.known[compute, cuts] = self._found(compute, cuts)
         return self.known[compute, cuts]
+
+    def _found(self, compute: Compute, cuts: Cuts) -> Way | None:
+        """Worked out once for all computes that are alike: layers of a model have most of theirs in common."""
+        if compute not in self.forms:
+            self.forms[compute] = self._form(compute)
+        form = self.forms[compute]
+        if form is None:
+            strategy = strategy_of(compute, cuts, self.mesh)
+            return None if strategy is None else self._priced(compute, strategy)
+        key = form.key, tuple(form.cuttable.index(cut) for cut in cuts)
+        if key not in self.alike:
+            strategy = strategy_of(compute, cuts, self.mesh)
+            way = None if strategy is None else self._priced(compute, strategy)
+            self.alike[key] = None if way is None else _Alike(
+                way.strategy.gives, tuple(way.strategy.needs.get(t) for t in form.tensors), way.seconds, way.bytes
+            )  # fmt: skip
+            return way
+        same = self.alike[key]
+        if same is None:
+            return None
+        needs = {t: each for t, each in zip(form.tensors, same.needs, strict=True) if each is not None}
+        return Way(Strategy(cuts, same.gives, {t: needs[t] for t in reads(compute)}), same.seconds, same.bytes)
+
+    def _form(self, compute: Compute) -> _Form | None:
+        if not isinstance(compute, Map | Reduce):
+            return None
+        outline = self._nest(compute).outline
+        about = tuple((t.shape, t.dtype.name, t in self.kept) for t in outline.tensors)
+        axes = (*compute.axes, *(compute.reduce_axes if isinstance(compute, Reduce) else ()))
+        key = outline.key, about, self._is_update(compute)
+        return None if outline.outside else _Form(key, outline.tensors, (None, *axes, *outline.tensors))
+
+    def _nest(self, compute: Map | Reduce) -> Nest:
+        if compute not in self.nests:
+            self.nests[compute] = build_nest(compute, (), {})
+        return self.nests[compute]
 
     def _admitted(self, compute: Compute, cuts: Cuts) -> Way:
         way = self._way(compute, cuts)
@@ -173,11 +254,10 @@ class MeshPlanner:
     def _find_everywhere(self) -> None:
         """What costs less with all that leads to it than one exchange: no rank waits for another's."""
         behind: dict[Tensor, float] = dict.fromkeys(self.everywhere, 0.0)
-        all_weights = self._weights(self.program.computes)
         for compute in self.program.computes:
             before = sum(behind.get(t, inf) for t in reads(compute))
             total = before + self.whole[compute].seconds
-            has_weights = self.whole[compute].bytes > _SMALL * all_weights
+            has_weights = self.whole[compute].bytes > _SMALL * self.all_read
             if total < self.latency and not has_weights:
                 behind.update(dict.fromkeys(compute.outputs, total))
                 self.everywhere.update(compute.outputs)
@@ -221,7 +301,9 @@ class MeshPlanner:
             for t in reads(compute):
                 if t not in self.everywhere and made[t] != number[compute]:
                     crossing[made[t]][t] = crossing[number[compute]][t] = None
-        back = [self._passing_back(training, a, b) for a, b in pairwise(crossing)]
+        returned = {t for c in self.program.computes if training.turns[c] is Turn.BACKWARD for t in c.outputs}
+        # what a section takes from the one behind it on the way back: the gradient of what it gives that one
+        back = [next((t for t in b if t in a and t in returned), None) for a, b in pairwise(crossing)]
         ends = [None, *back, None]
         return [
             replace(each, computes=tuple(members[n]), comes_back=ends[n + 1], goes_back=ends[n],
@@ -229,18 +311,11 @@ class MeshPlanner:
             for n, each in enumerate(sections)
         ]  # fmt: skip
 
-    def _passing_back(self, training: Training, one: Container[Tensor], other: Iterable[Tensor]) -> Tensor | None:
-        """What a section takes from the one behind it on the way back: the gradient of what it gives that one."""
-        makers = {t: c for c in self.program.computes for t in c.outputs}
-        return next((t for t in other if t in one and t in makers
-                     and training.turns[makers[t]] is Turn.BACKWARD), None)  # fmt: skip
-
     def _spreads(self, tensor: Tensor | None) -> list[Spread | None]:
         """Those that a tensor may lie in when it is made."""
         if tensor is None:
             return [None]
-        maker = next(c for c in self.ways if tensor in c.outputs)
-        return list(dict.fromkeys(way.strategy.gives for way in self.ways[maker]))
+        return list(dict.fromkeys(way.strategy.gives for way in self.ways[self.makers[tensor]]))
 
     def _chain(self, sections: Sequence[Section]) -> Outcome:
         """The sections one behind the other: for every spread of what passes between two of them the best way there."""
@@ -300,8 +375,10 @@ class MeshPlanner:
         """Equal for sections that compute the same on tensors of the same shapes, in the same ways."""
         if section not in self.described:
             self.described[section] = self._description(section)
+        if section not in self.numbered:
+            self.numbered[section] = self._numbers(section)
         about = self.described[section]
-        return None if about is None else (about, self._numbers(section), comes, goes, most_bytes)
+        return None if about is None else (about, self.numbered[section], comes, goes, most_bytes)
 
     def _numbers(self, section: Section) -> Hashable:
         """Which ways of each compute are looked at, by the numbers of what they cut."""
@@ -312,9 +389,10 @@ class MeshPlanner:
         )  # fmt: skip
 
     def _description(self, section: Section) -> Hashable | None:
-        if any(not isinstance(c, Map | Reduce) for c in section.computes):
+        plain = [c for c in section.computes if isinstance(c, Map | Reduce)]
+        if len(plain) < len(section.computes):
             return None
-        nests = [build_nest(c, (), {}) for c in section.computes]
+        nests = [self._nest(c) for c in plain]
         outputs = set(self.program.outputs)
         following = set(self.states.values())
         return signature(nests, lambda t: (
@@ -324,7 +402,7 @@ class MeshPlanner:
 
     def _most_bytes(self, section: Section) -> float:
         own = self._weights(section.computes)
-        if self.parts == 1 or own < _SMALL * self._weights(self.program.computes):
+        if self.parts == 1 or own < _SMALL * self.all_read:
             return inf
         return _SLACK * own / self.parts
 
