@@ -154,22 +154,22 @@ def work(model: Path, mesh: str, parts: int, target: str, threads: int, effort: 
 def _turns(compiled: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """What a rank computes for one part of a batch, predicted and measured, and its exchanges: kind, ranks, bytes that
     one sends, and when they began and ended in each run."""
+    from tilewright.backend.seconds import price_in_turn
     from tilewright.distributed.turns import Verb
-    from tilewright.schedule.planner import plan_seconds
 
     steps = compiled.steps
     segments = [n for n, step in enumerate(steps) if hasattr(step, "artifact")]
     runs = [compiled.timeline(inputs) for _ in range(_RUNS)]
     own = [[sum(t.end - t.begin for t in run if t.turn.step in segments and t.turn.part == part) for run in runs]
            for part in range(compiled.about.parts)]  # fmt: skip
-    plans = [steps[n].artifact for n in segments]
-    known = [plan_seconds(each.plan, each.program) for each in plans if each.plan is not None]
+    plans = [steps[n].artifact for n in segments if steps[n].artifact.plan is not None]
+    known = [p.seconds for p in price_in_turn([(a.program, a.plan) for a in plans], plans[0].target)] if plans else []
     passed = [n for n, step in enumerate(steps) if n not in segments and step.kind != "send"]
     exchanges = [(steps[n].kind, *_sent(steps[n], compiled.size),
                   [[(t.begin, t.end) for t in run if t.turn.step == n and t.turn.verb is Verb.DO] for run in runs])
                  for n in passed]  # fmt: skip
     measured = statistics.median(statistics.median(each) for each in own)
-    return {"segments": len(segments), "predicted": sum(known), "computed": measured, "exchanges": exchanges}
+    return {"segments": len(segments), "predicted": float(sum(known)), "computed": measured, "exchanges": exchanges}
 
 
 def _sent(move: Any, size: int) -> tuple[int, int]:
@@ -228,6 +228,9 @@ def error(found: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray]) -> f
 
 
 def compare(asked: argparse.Namespace) -> None:
+    from tilewright.distributed.compiling import program_of
+    from tilewright.frontend.onnx.model import load
+
     threads, begun = asked.threads, time.perf_counter()
     print(f"batch {_BATCH}, {threads} threads a rank, {asked.target}, effort {asked.effort}, {os.cpu_count()} cores; "
           "weights: the most a rank has, times the ranks; computed and exchanged: measured of predicted, median and "
@@ -240,7 +243,7 @@ def compare(asked: argparse.Namespace) -> None:
         for name in asked.models:
             path = Path(place) / f"{name}.onnx"
             export(name, asked.size, path)
-            whole = sum(numpy_helper.to_array(t).nbytes for t in onnx.load(path).graph.initializer)
+            whole = sum(array.nbytes for array in program_of(load(path, {})).constants.values())
             one = Path(place) / "one.npz"
             alone = told(_started(1, path, "one", 1, one, asked).outputs(_LIMIT), "row")[0]
             ways = {**_WAYS, "auto": ("auto", _BATCH)}

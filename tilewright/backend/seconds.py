@@ -56,10 +56,33 @@ def price_of_runs(
     runs: Sequence[Run], program: Program, plan: Plan, target: Target, known: Known | None = None
 ) -> Priced:
     """The same of timed runs that are known."""
-    backend = backend_for(target)
+    works = works_of(runs, target, _all_barriers(program, plan), known)
+    return _priced(plan, {work.name: work for work in works}, target)
+
+
+def price_in_turn(parts: Sequence[tuple[Program, Plan]], target: Target) -> list[Priced]:
+    """The same of several Plans that run one after the other, again and again: each finds in caches what all of them
+    leave there."""
+    runs: list[Run] = []
+    barriers: dict[str, int] = {}
+    for number, (program, plan) in enumerate(parts):
+        own = runs_of(program, plan, target, timed=True)
+        runs += [replace(run, name=f"{number}:{run.name}", key=(number, run.key)) for run in own]  # buffers are its own
+        barriers |= {f"{number}:{name}": count for name, count in _all_barriers(program, plan).items()}
+    works: list[dict[str, Work]] = [{} for _ in parts]
+    for work in works_of(runs, target, barriers):
+        place, _, name = work.name.partition(":")
+        works[int(place)][name] = replace(work, name=name)
+    return [_priced(plan, own, target) for (_, plan), own in zip(parts, works, strict=True)]
+
+
+def _all_barriers(program: Program, plan: Plan) -> dict[str, int]:
     computes = all_computes(program)
-    barriers = {kernel.name: _barriers(kernel, computes) for kernel in plan.kernels}
-    works = {work.name: work for work in works_of(runs, target, barriers, known)}
+    return {kernel.name: _barriers(kernel, computes) for kernel in plan.kernels}
+
+
+def _priced(plan: Plan, works: Mapping[str, Work], target: Target) -> Priced:
+    backend = backend_for(target)
     terms = {name: backend.kernel_terms(work, target) for name, work in works.items()}
     parts: dict[str, list[str]] = {}
     for name in terms:

@@ -9,10 +9,11 @@ from functools import cache
 import numpy as np
 import pytest
 
+from tests.cpu_stages import model_of
 from tests.traffic_cases import case, machine_of
 from tilewright import Options
 from tilewright.backend import backend_for
-from tilewright.backend.seconds import Priced, price, works_of
+from tilewright.backend.seconds import Priced, price, price_in_turn, works_of
 from tilewright.backend.terms import Found, level_terms, rate
 from tilewright.backend.traffic import Run
 from tilewright.compiler.pipeline import build
@@ -98,6 +99,27 @@ def test_terms_add_up(seed: int, name: str) -> None:
         assert longest + terms.waits <= terms.seconds * (1 + 1e-12)
         assert terms.seconds <= (terms.compute + terms.moving + terms.waits) * (1 + 1e-12)
         assert all(level.read >= 0 and level.written >= 0 for level in terms.by_level)
+
+
+@pytest.mark.parametrize("room, is_more", [(6 << 20, True), (64 << 20, False)])
+def test_plans_in_turn_find_what_all_of_them_leave(room: int, is_more: bool) -> None:
+    """Two layers with 4 MiB of weights each: the outer cache keeps one of them from run to run, or both."""
+    target = machine("emerald_rapids")
+    outer = target.shared_cache
+    assert outer is not None
+    part = replace(outer, capacity=room // outer.shared_by, bandwidth=2 * target.main.bandwidth)
+    target = replace(target, levels=tuple(part if level is outer else level for level in target.levels))
+    parts = []
+    for name in "ab":
+        steps = [("MatMul", [f"x{name}", f"w{name}"], f"y{name}", {})]
+        constants = {f"w{name}": np.ones((1024, 1024), np.float32)}
+        model = model_of(steps, {f"x{name}": (1, 1024)}, {f"y{name}": (1, 1024)}, constants)
+        made = build(load(model), target, Options(stop_after="plan"))
+        assert made.program is not None and made.plan is not None
+        parts.append((made.program, made.plan))
+    alone = sum(float(price(*each, target).seconds) for each in parts)
+    in_turn = sum(float(each.seconds) for each in price_in_turn(parts, target))
+    assert in_turn > 1.2 * alone if is_more else in_turn == pytest.approx(alone, 0.01)
 
 
 def test_units_that_share_a_level_share_its_rate() -> None:
