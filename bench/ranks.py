@@ -177,7 +177,8 @@ def _sent(move: Any, size: int) -> tuple[int, int]:
     if move.kind == "all-reduce":
         count = len(move.peers)
         return count, 2 * (count - 1) * int(np.prod(move.shape)) * move.dtype.itemsize // count
-    parts = [int(np.prod([at.stop - at.start for at in place])) for _, place in move.sends]
+    passed = move.sends or move.takes[1:]  # what is gathered the first takes
+    parts = [int(np.prod([at.stop - at.start for at in place])) for _, place in passed]
     return min(size, len(parts) + 1), sum(parts) * move.dtype.itemsize
 
 

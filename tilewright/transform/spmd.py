@@ -240,8 +240,10 @@ class _Rank:
         if any(source in compute.outputs for compute in self.pending):
             self._flush()
         target = self._new(step.tensor, self._place(step.tensor, step.after))
-        self.here[step.tensor, step.after] = target
-        self._add(self._between(step, source, target))
+        move = self._between(step, source, target)
+        if step.kind != "gather" or self.rank == move.peers[0]:
+            self.here[step.tensor, step.after] = target
+        self._add(move)
 
     def _between(self, step: Exchange, source: Tensor, target: Tensor) -> Transfer:
         """What passes along one mesh axis."""
@@ -261,6 +263,9 @@ class _Rank:
             has, wants = self._place(step.tensor, step.before, peer), self._place(step.tensor, step.after, peer)
             for_peer = self._taken(step, had, wants, operator, self.rank, peer)
             from_peer = self._taken(step, has, wanted, operator, peer, self.rank)
+            if step.kind == "gather":
+                for_peer = for_peer if peer == peers[0] else None
+                from_peer = from_peer if self.rank == peers[0] else None
             if from_peer is not None:
                 takes.append((peer, slices(relative(from_peer, wanted))))
                 own = slices(relative(from_peer, had)) if peer == self.rank else own

@@ -92,6 +92,7 @@ def test_bytes_on_links() -> None:
     assert sent_bytes(Exchange("all-reduce", wide, 0, terms, whole), mesh) == 2 * size * 3 // 4
     assert sent_bytes(Exchange("reduce-scatter", wide, 0, terms, rows), mesh) == size * 3 // 4
     assert sent_bytes(Exchange("all-gather", wide, 0, rows, whole), mesh) == size * 3 // 4
+    assert sent_bytes(Exchange("gather", wide, 0, rows, whole), mesh) == size * 3 // 4
     assert sent_bytes(Exchange("all-to-all", wide, 0, rows, Spread((Part(dim=1),))), mesh) == size // 4 * 3 // 4
     halo = Spread((Part(dim=0, before=1, after=1),))
     assert sent_bytes(Exchange("halo", wide, 0, rows, halo), mesh) == 2 * 8 * 4

@@ -6,8 +6,8 @@
     Exchange = one tensor from one spread to another along one mesh axis, or from stage to stage
 
 Every rank does every step of its stages. A tensor may lie there in several spreads at a time. Each stage has the inputs
-whole on all of its ranks, and each rank has of the constants what its pieces read. Outputs end whole on the ranks of
-the stage that computes them.
+whole on all of its ranks, and each rank has of the constants what its pieces read. Outputs end whole on the first rank
+of the stage that computes them: a gather leaves a tensor whole on the first of the ranks along a mesh axis alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tilewright.ir.forms.expr import Axis
 from tilewright.ir.forms.mesh import Mesh, Part, Spread
 from tilewright.ir.forms.tensor import Tensor
 
-EXCHANGES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "halo", "send")
+EXCHANGES = ("all-reduce", "all-gather", "gather", "reduce-scatter", "all-to-all", "halo", "send")
 
 
 @dataclass(frozen=True)

@@ -502,8 +502,8 @@ class MeshPlanner:
         self, computes: Sequence[Compute], chosen: Mapping[Compute, Way], held: dict[Tensor, list[Spread]],
         elsewhere: Container[Tensor], later: Container[Tensor],
     ) -> tuple[Step, ...]:  # fmt: skip
-        """What the ranks of a stage do; it leaves whole what others need of it. `held` has what lies here already, and
-        `elsewhere` are what other stages have whole."""
+        """What the ranks of a stage do; it leaves whole what others need of it, and on its first rank what the caller
+        does. `held` has what lies here already, and `elsewhere` are what other stages have whole."""
         whole = Spread.whole(self.mesh)
         made = {t for c in computes for t in c.outputs}
         sent = dict.fromkeys(t for c in computes for t in reads(c) if t in elsewhere and t not in held)
@@ -515,7 +515,12 @@ class MeshPlanner:
             steps.append(strategy.piece(compute, read_as))
             held.update({t: [strategy.gives] for t in compute.outputs})
         for tensor in [t for t in held if t in made and (t in later or t in self.program.outputs)]:
-            self._brought(tensor, (whole,), held, steps)
+            lies = held[tensor][0]
+            cut = [axis for axis, part in enumerate(lies.parts) if not part.is_whole]
+            if tensor not in later and len(cut) == 1 and not lies.is_partial and whole not in held[tensor]:
+                steps.append(Exchange("gather", tensor, cut[0], lies, whole))
+            else:
+                self._brought(tensor, (whole,), held, steps)
         return tuple(steps)
 
     def keeps(

@@ -17,6 +17,7 @@ def check_sharded(sharded: Sharded) -> None:
     given = {*sharded.program.inputs, *sharded.program.constants}
     done: set[Compute] = set()
     sendable: set[Tensor] = set()
+    gathered: set[Tensor] = set()
     for stage in sharded.stages:
         if stage.turns:  # on the way back a stage takes from later ones
             sendable |= _whole(stage)
@@ -25,12 +26,13 @@ def check_sharded(sharded: Sharded) -> None:
         if stage.first > first or (stage.turns and stage.first < first):
             raise InternalError(f"sharded: a stage begins at rank {stage.first}, and those before end at {first}")
         first = max(first, stage.ranks.stop)
-        whole = _Stage(stage, given, sendable, done).check()
-        sendable |= whole
+        own = _Stage(stage, given, sendable, done)
+        sendable |= own.check()
+        gathered |= own.gathered
     missing = [c.outputs[0].name for c in sharded.program.computes if c not in done]
     if missing:
         raise InternalError(f"sharded: nobody computes '{missing[0]}'")
-    absent = [t.name for t in sharded.program.outputs if t not in sendable | given]
+    absent = [t.name for t in sharded.program.outputs if t not in sendable | given | gathered]
     if absent:
         raise InternalError(f"sharded: the output '{absent[0]}' is whole nowhere")
 
@@ -46,6 +48,7 @@ class _Stage:
     def __init__(self, stage: Stage, given: set[Tensor], sendable: set[Tensor], done: set[Compute]) -> None:
         self.stage, self.mesh, self.given, self.sendable, self.done = stage, stage.mesh, given, sendable, done
         self.held: set[tuple[Tensor, Spread]] = set()
+        self.gathered: set[Tensor] = set()  # whole on the first rank
 
     def check(self) -> set[Tensor]:
         """What is whole on every rank in the end."""
@@ -102,7 +105,10 @@ class _Stage:
             raise InternalError(f"sharded: no {step.kind} of '{name}' leads from {step.before} to {step.after}")
         elif step.before.with_part(step.axis, step.after.parts[step.axis]) != step.after:
             raise InternalError(f"sharded: {step.kind} of '{name}' is along one mesh axis")
-        self.held.add((step.tensor, step.after))
+        if step.kind != "gather":
+            self.held.add((step.tensor, step.after))
+        elif step.after.is_whole:
+            self.gathered.add(step.tensor)
 
 
 def _is_change(kind: str, before: Part, after: Part) -> bool:
@@ -110,7 +116,7 @@ def _is_change(kind: str, before: Part, after: Part) -> bool:
         return before.operator is not None and after == WHOLE
     if kind == "reduce-scatter":
         return before.operator is not None and after.dim is not None and not after.before and not after.after
-    if kind == "all-gather":
+    if kind in ("all-gather", "gather"):
         return before.dim is not None and after == WHOLE
     if kind == "all-to-all":
         return before.dim is not None and after.dim not in (None, before.dim) and not after.before and not after.after

@@ -70,7 +70,8 @@ def _can_be_cut(now: Spread, want: Spread, axis: int, shape: tuple[int, ...], me
 
 
 def sent_bytes(step: Exchange, mesh: Mesh) -> int:
-    """Bytes that the rank with most to send sends in an exchange, in the way that sends least."""
+    """Bytes that the rank with most to send sends in an exchange, in the way that sends least; of a gather, those that
+    come to the first."""
     if step.axis is None:
         return step.tensor.most_bytes
     shape, peers = extents(step.tensor), mesh.sizes[step.axis]
@@ -78,7 +79,7 @@ def sent_bytes(step: Exchange, mesh: Mesh) -> int:
     here = _most(step.before, shape, mesh) * one
     if step.kind == "all-reduce":
         return 2 * here * (peers - 1) // peers
-    if step.kind == "all-gather":
+    if step.kind in ("all-gather", "gather"):
         return here * (peers - 1)
     if step.kind == "halo":
         return (_most(step.after, shape, mesh) - _most(step.before, shape, mesh)) * one
