@@ -8,14 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto, helper
 
 from tests.gpu_stages import argmax, attention, graph, softmax_of_matmul
+from tests.unit.dynamic.test_extents import open_graph
 from tilewright.compiler import verifying
 from tilewright.compiler.pipeline import build
 from tilewright.compiler.verifying import Verifier, difference, work
 from tilewright.errors import InternalError
 from tilewright.frontend.onnx.model import load
+from tilewright.ir.forms.graph import Room
 from tilewright.options import Options
 from tilewright.target import machine
 
@@ -95,6 +97,15 @@ def test_large_models_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     compiled(softmax_of_matmul(37, 16, 29), tmp_path)
     with pytest.raises(InternalError, match="^stage 'fold' .* of 64 elements differ"):
         edited(softmax_of_matmul(37, 16, 29), tmp_path, "fold", "fold.txt", lambda t: t.replace(" / ", " * "))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_sizes_that_a_run_tells_are_inside_their_range(tmp_path: Path, seed: int) -> None:
+    """What lies behind the last element is nobody's, so that no stage is held to it."""
+    nodes = [helper.make_node("Softmax", ["x"], ["s"], axis=0), helper.make_node("ReduceSum", ["s", "axes"], ["y"])]
+    model = open_graph(nodes, {"x": (TensorProto.FLOAT, ["n", 6])}, (Room(5, 40),), axes=np.array([1]))
+    options = Options(verify=True, cache_dir=tmp_path, stop_after="loops", seed=seed)
+    assert build(model, machine("avx2_desktop"), options).program.ends
 
 
 def test_differences() -> None:
