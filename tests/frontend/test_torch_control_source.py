@@ -470,3 +470,30 @@ def test_long_ranges_are_loops_of_the_graph(steps: int, in_list: bool, loops: in
     graph = export(module, (x,), {}).graph
     assert [n.op for n in graph.nodes].count("Loop") == loops
     torch.testing.assert_close(compile_module(module, (x,), interpreted)(x), module(x))
+
+
+class Halted(torch.nn.Module):
+    """So many steps, of which data may take fewer."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.steps = steps
+
+    def forward(self, x: Tensor) -> Any:
+        y, n = x * 1, 0
+        for t in range(self.steps):
+            y[t % 4] += 0.5
+            if y.sum() > 4:
+                break
+            n += 1
+        return y, x * n + t
+
+
+def test_a_loop_that_data_may_end_is_followed_once_whatever_its_steps() -> None:
+    x = ramp(4, 3)
+    few, many = (export(Halted(steps).eval(), (x,), {}).graph for steps in (8, 12))
+    assert len(few.nodes) == len(many.nodes) and [n.op for n in many.nodes].count("Loop") == 1
+    module = Halted(8).eval()
+    fast = compile_module(module, (x,), interpreted)
+    for shift in (0.0, 0.3, 1.0, -3.0):
+        torch.testing.assert_close(fast(x + shift), module(x + shift))

@@ -27,6 +27,7 @@ from tilewright.frontend.pytorch.higher_order import closure
 from tilewright.frontend.pytorch.mutations import Mutation, make_bodies_functional
 from tilewright.frontend.pytorch.python.copies import check_copies
 from tilewright.frontend.pytorch.python.module import loops_over_elements, rewritten_control
+from tilewright.frontend.pytorch.python.values import CODE_ERRORS
 from tilewright.frontend.pytorch.tensors import constant_of
 from tilewright.ir.forms.graph import Graph
 
@@ -115,12 +116,16 @@ def export(
     except (_FollowError, UnsupportedError) as error:
         refusal: TilewrightError = error
     # control that tensors decide is written anew where there is source
-    with rewritten_control(module):
-        try:
-            return _read(followed, *_program(module, followed, given, by_name), origins, name)
-        except (_FollowError, UnsupportedError) as error:
-            # what rewritten code stops at is what is left of the user's own
-            raise (error if isinstance(refusal, _FollowError) else refusal) from None
+    for rolls in (True, False):
+        with rewritten_control(module, rolls) as calls:
+            try:
+                return _read(followed, *_program(module, followed, given, by_name), origins, name)
+            except (_FollowError, UnsupportedError) as error:
+                # what rewritten code stops at is what is left of the user's own
+                refusal = error if isinstance(refusal, _FollowError) else refusal
+        if not calls.rolled:
+            break
+    raise refusal from None
 
 
 def _with_long_loops(module: torch.nn.Module, read: Callable[[], Exported]) -> Exported | None:
@@ -143,17 +148,7 @@ def _program(
     try:
         with torch.no_grad(), _without_own_warnings():
             return _followed(module, followed, given, by_name)
-    except (
-        RuntimeError,
-        TypeError,
-        ValueError,
-        AssertionError,
-        NotImplementedError,
-        AttributeError,
-        LookupError,
-        NameError,
-        StopIteration,
-    ) as error:
+    except CODE_ERRORS as error:
         if isinstance(error, TilewrightError):
             raise
         raise _FollowError(_why_not_followed(error, type(module).__name__)) from error

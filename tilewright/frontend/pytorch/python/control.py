@@ -29,6 +29,7 @@ from tilewright.frontend.pytorch.python.numbers import Numbers
 from tilewright.frontend.pytorch.python.rewriting import CALLS, rewritten_code, with_code
 from tilewright.frontend.pytorch.python.state import State, agreed
 from tilewright.frontend.pytorch.python.values import (
+    CODE_ERRORS,
     Step,
     Unbound,
     Values,
@@ -51,13 +52,18 @@ _COMBINED = {name: getattr(operator, f"__{function}__") for name, function in
 _ORDERS = {"Lt": operator.lt, "LtE": operator.le, "Gt": operator.gt, "GtE": operator.ge, "Eq": operator.eq,
            "NotEq": operator.ne}  # fmt: skip
 SHORT = 16  # steps of a loop over plain numbers that are written out one by one
+FEW = 4  # steps of one that a tensor may end: written out, each of them is a branch
 
 
 class Calls:
     """What the rewritten functions of one module call."""
 
-    def __init__(self) -> None:
+    def __init__(self, rolls: bool = True) -> None:
+        """Where it `rolls`, the steps of a loop behind the first that a tensor may end are a loop of the graph."""
         self.loops = 0  # over ranges that became loops of the graph
+        self.rolled = 0  # of which Python's own could be
+        self._rolls = rolls
+        self._written_out: set[str] = set()  # where loops stand that cannot be
         self._rewrites: dict[CodeType, CodeType | None] = {}  # None where there is no source
         self._numbers = Numbers()
 
@@ -239,12 +245,34 @@ class Calls:
                 except UnsupportedError:
                     pass  # what only Python's own loop can do
             left = f"{LEFT}{names[0].removeprefix(STEP)}"
-            for place in range(start, stop, step):
+            places = range(start, stop, step)
+            for k, place in enumerate(places):
+                if k and len(places) - k >= FEW and left in names and is_data(values[names.index(left)]):
+                    found = self._rest(places[k:], body, names, values, augmented, read, where)
+                    if found is not None:
+                        return found
                 values = body(place, *values[1:])
                 if left in names and values[names.index(left)] is True:
                     break
             return values
         return self._counted(start, stop, step, body, names, values, augmented, read, where)
+
+    def _rest(
+        self, places: range, body: Step, names: Sequence[str], values: Values, augmented: Sequence[str], read: Values,
+        where: str,
+    ) -> Values | None:  # fmt: skip
+        """The other steps of a loop that a tensor may end, as a loop of the graph: written out each is a branch around
+        the steps behind it. None where it cannot be."""
+        if not self._rolls or where in self._written_out:
+            return None
+        limits = (places.start, places.stop, places.step)
+        try:
+            found = self._counted(*limits, body, names, values, augmented, read, where)
+        except (UnsupportedError, *CODE_ERRORS):
+            self._written_out.add(where)  # what only Python's own loop can do, such as to take elements of a list
+            return None
+        self.rolled += 1
+        return found
 
     def _counted(
         self, start: Any, stop: Any, step: Any, body: Step, names: Sequence[str], values: Values,

@@ -32,10 +32,10 @@ def _with_elements(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def rewritten_control(module: torch.nn.Module) -> Iterator[Calls]:
+def rewritten_control(module: torch.nn.Module, rolls: bool = True) -> Iterator[Calls]:
     """Meanwhile modules run with rewritten control, and tensors they keep as plain attributes are buffers, which the
     exporter lets them change."""
-    calls = Calls()
+    calls = Calls(rolls)
     held: list[tuple[torch.nn.Module, str]] = []
     forwards: list[torch.nn.Module] = []
     try:

@@ -12,6 +12,9 @@ from tilewright.errors import UnsupportedError
 
 Values = tuple[Any, ...]
 Step = Callable[..., Any]
+# What a module's own code, or PyTorch's exporter with it, may raise.
+CODE_ERRORS = (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError, AttributeError, LookupError,
+               NameError, StopIteration)  # fmt: skip
 
 
 class Unbound:
