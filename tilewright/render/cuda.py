@@ -399,7 +399,8 @@ class _Writer:
         self.printer.forget()
 
     def _barrier(self, barrier: Barrier) -> None:
-        words = {Scope.BLOCK: "barrier()", Scope.WARP: "warp_barrier()", Scope.GRID: f"grid_barrier({_MEETING}, {_TURN})"}
+        words = {Scope.BLOCK: "barrier()", Scope.WARP: "warp_barrier()"}
+        words[Scope.GRID] = f"grid_barrier({_MEETING}, {_TURN})"
         self.line(f"tw::{words[barrier.scope]};")
 
     def _instruction(self, instruction: Instruction) -> None:
