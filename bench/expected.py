@@ -31,6 +31,7 @@ from tilewright.tile_graph.algebra.context import is_contraction
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import extent_of
 from tilewright.tile_graph.plan.form import Plan, Tile
+from tilewright.tile_graph.plan.leaf_form import VectorForm
 from tilewright.tile_graph.traffic.held import plan_nests
 from tilewright.tune.kinds import kind_of
 
@@ -156,7 +157,8 @@ def _text(kernel: Tile, nests: Sequence[Nest]) -> str:
     sizes, sums = ("x".join(str(extent_of(a.extent)) for a in axes) for axes in (nest.axes, nest.reduce_axes))
     tile = " ".join(f"{a}:{n}" for a, n in kernel.cut) or "whole"
     register = " ".join(f"{a}:{n}" for a, n in leaf.register)
-    ahead = f", {leaf.ahead} ahead" if leaf.ahead else ""
+    asked = leaf.options(VectorForm).ahead
+    ahead = f", {asked} ahead" if asked else ""
     others = f" and {len(nests) - 1} more" if len(nests) > 1 else ""
     return f"{kind_of(nest)} {sizes}{f' over {sums}' if sums else ''}{others}, tile {tile}, register {register}{ahead}"
 
@@ -170,7 +172,8 @@ def _asked_bytes(plan: Plan, program: Program) -> int:
     computes, found = all_computes(program), {}
     for kernel in plan.kernels:
         for nest, leaf in zip(plan_nests(kernel, computes), kernel.leaves, strict=True):
-            weights = [n.source for n in nest.element_loads if n.source in program.constants] if leaf.ahead else []
+            asks = leaf.options(VectorForm).ahead
+            weights = [n.source for n in nest.element_loads if n.source in program.constants] if asks else []
             found |= {t: prod(extent_of(e) for e in t.shape) * t.dtype.bytes for t in weights}
     return sum(found.values())
 

@@ -252,7 +252,7 @@ def said_of(kernel: Tile) -> str:
             parts.append(f"{max(h.stages for h in tile.holds)} stages")
     leaf = kernel.leaves[-1]
     by = [] if leaf.instruction is None else [leaf.instruction]
-    return ", ".join([*parts, *by, f"step {leaf.step}, split {leaf.split}, {leaf.lanes} by {leaf.at_once}"])
+    return ", ".join([*parts, *by, f"{leaf.lanes} lanes{leaf.form.text()}"])
 
 
 def _times(plans: Plans, timed: Timed) -> list[float]:

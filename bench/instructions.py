@@ -236,7 +236,7 @@ def _one(dot: Dot, pair: tuple[str, str], shape: tuple[int, int, int], target: T
         rate = shape[0] * shape[1] * shape[2] / taken
         texts.append(f"{rate / 1e9:7.1f} ({100 * rate / peaks[dot.name, pair, count]:3.0f}%)")
     is_right = error == 0 if dtypes.by_name(dot.accumulator).is_int else error < 1e-5
-    how = f"{nest.instruction} {dict(nest.register)} tile {dict(plan.kernels[0].cut)} k {nest.step}"
+    how = f"{dict(nest.register)} tile {dict(plan.kernels[0].cut)}{nest.form.text()}"
     print(f"{'x'.join(map(str, shape)):>15} {pair[0]:>8}: {'  '.join(texts)}  "
           f"{'right' if is_right else f'WRONG by {error:.2g}'}; {how}", flush=True)  # fmt: skip
     return 0 if is_right else 1

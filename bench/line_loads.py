@@ -134,7 +134,8 @@ def main() -> int:
             rows, inner, columns = (int(n) for n in text.split("x"))
             lines = counted((rows, inner, columns), target, Path(folder))
             near = " ".join(f"{n / lines.steps:5.2f}" for n in lines.near[:3])
-            plan = f"register {dict(lines.plan.register)} order {' '.join(lines.plan.order)} cut {dict(lines.plan.cut)}"
+            how = lines.plan
+            plan = f"register {dict(how.register)} order {' '.join(how.order)}{how.form.text()}"
             print(f"{text:>16}: {near}  {sum(lines.far) / lines.steps:5.2f}  {plan} tile {lines.tile}", flush=True)
     return 0
 

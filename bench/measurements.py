@@ -30,6 +30,7 @@ from tilewright.tile_graph.algebra.propagate import extent_of
 from tilewright.tile_graph.algebra.signature import signature
 from tilewright.tile_graph.algebra.streams import find_stream
 from tilewright.tile_graph.plan.form import Plan, Tile
+from tilewright.tile_graph.plan.leaf_form import VectorForm
 from tilewright.tile_graph.traffic.held import plan_nests
 from tilewright.tune.records import read_program
 
@@ -115,8 +116,8 @@ def with_program(measured: Measured, model: Path, target: Target) -> Measured:
 def shown(kernel: Tile) -> dict[str, Any]:
     """What a file of measurements says of a kernel's plan."""
     nests = [
-        {"core": n.core, "vector": n.vector, "register": dict(n.register), "order": list(n.order), "cut": dict(n.cut),
-         "instruction": n.instruction}
+        {"core": n.core, "vector": n.vector, "register": dict(n.register), "order": list(n.order),
+         "cut": dict(n.options(VectorForm).cut), "instruction": n.instruction}
         for n in kernel.leaves
     ]  # fmt: skip
     return {"root": kernel.leaves[-1].tensor, "tile": dict(kernel.cut), "nests": nests}
@@ -180,7 +181,7 @@ def _context(program: Program, plan: Plan, target: Target) -> NestContext:
     by_name = {t.name: t for t in tensors}
     layouts = dict(program.layouts)
     layouts.update({by_name[name]: layout for name, layout in plan.layouts if name in by_name})
-    asks = any(leaf.ahead for kernel in plan.kernels for leaf in kernel.leaves)
+    asks = any(leaf.options(VectorForm).ahead for kernel in plan.kernels for leaf in kernel.leaves)
     return NestContext(target, lambda t: layouts.get(t) or Layout.natural(t.rank), program.constants,
                        frozenset(program.staged), Memo(), asks_ahead=asks)  # fmt: skip
 

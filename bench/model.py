@@ -9,7 +9,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,11 @@ from tilewright.report.sidebyside import describe_machine
 from tilewright.runtime.toolchain import find_compiler
 from tilewright.target import Target, machine
 from tilewright.tile_graph.algebra.nest import Nest
-from tilewright.tile_graph.plan.form import Leaf, Tile
+from tilewright.tile_graph.plan.form import Tile, leaf_of, leaf_values
 
 Tell = Callable[[str], None]
 # What a plan says of a kernel beside the names of its tensors.
 _NAMES = ("tensor", "core", "epilogue", "composed", "part")
-_SHOWN = ("vector", "lanes", "register", "order", "unroll", "row_lanes")
 
 
 @dataclass(frozen=True)
@@ -196,21 +195,14 @@ def prepare_all(cases: Sequence[Case], settings: Settings, target: Target, tell:
 
 def values_of(kernel: Tile) -> dict[str, Any]:
     """What distinguishes this plan of a kernel from its others, as JSON keeps it."""
-    nests = [
-        {f.name: getattr(n, f.name) for f in fields(Leaf) if f.name in _SHOWN or _is_set(n, f)} for n in kernel.leaves
-    ]
+    nests = [{name: v for name, v in leaf_values(leaf).items() if name not in _NAMES} for leaf in kernel.leaves]
     return {"tile": kernel.cut, "tiles": kernel.tiles, "nests": nests}
-
-
-def _is_set(nest: Leaf, each: Field[Any]) -> bool:
-    return each.name not in _NAMES and getattr(nest, each.name) != each.default
 
 
 def from_values(kernel: Tile, values: Mapping[str, Any], root: Nest) -> Tile:
     """What is not said is as it is by default."""
-    plain = {f.name: f.default for f in fields(Leaf) if f.name not in _NAMES}
     leaves = tuple(
-        replace(own, **{k: _frozen(part.get(k, v)) for k, v in plain.items()})
+        leaf_of({name: v for name, v in leaf_values(own).items() if name in _NAMES} | part)
         for own, part in zip(kernel.leaves, values["nests"], strict=True)
     )
     about = kernel.estimate

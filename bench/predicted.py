@@ -175,9 +175,8 @@ def described(call: Predicted) -> str:
         sizes = "x".join(str(extent_of(a.extent)) for a in nest.axes)
         sums = "x".join(str(extent_of(a.extent)) for a in nest.reduce_axes)
         register = " ".join(f"{a}:{n}" for a, n in plan.register) or "none"
-        cut = f" cut {dict(plan.cut)}" if plan.cut else ""
         lines.append(f"    {kind_of(nest)} {sizes}{f' over {sums}' if sums else ''}: vector {plan.vector}, register"
-                     f" {register}, order {' '.join(plan.order)}{cut}")  # fmt: skip
+                     f" {register}, order {' '.join(plan.order)}{plan.form.text()}")  # fmt: skip
     return "\n".join(lines)
 
 

@@ -109,7 +109,7 @@ def counted(shape: tuple[int, int, int], kind: str, target: Target, folder: Path
     done = subprocess.run(run, cwd=folder, check=True, capture_output=True, text=True)
     products, *lines = (int(x) for x in done.stdout.split())
     steps = products / 4
-    how = f"tile {dict(plan.kernels[0].cut)} k {nest.step}"
+    how = f"tile {dict(plan.kernels[0].cut)}{nest.form.text()}"
     return how, [float(np.round(n / steps, 2)) for n in lines]
 
 

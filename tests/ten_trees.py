@@ -12,6 +12,7 @@ from tilewright.ir.forms.expr import load as read
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.target import Cluster, MemoryLevel, Target, machine
 from tilewright.tile_graph.plan.form import Barrier, Bind, Case, Hold, Leaf, Plan, Tile, TileAxis
+from tilewright.tile_graph.plan.leaf_form import VectorForm
 from tilewright.tile_graph.plan.text import plan_text
 
 N1, X86, H200 = machine("neoverse_n1"), machine("emerald_rapids"), machine("h200")
@@ -31,7 +32,7 @@ def copy_of(name: str) -> Leaf:
 
 def staged_twice(program: Program, target: Target, stages: int) -> Plan:
     """Rows of x come to L2 part by part, and columns of those and of w's rows to L1, each ahead of its use."""
-    y = replace(planned(program, target)["y"], part="step", cut=(), ahead=0)
+    y = replace(planned(program, target)["y"], part="step").with_options(VectorForm, cut=(), ahead=0)
     near, tile = target.nearest.name, target.local.name
     rows, depth = TileAxis("rows", 20, (Bind("y", "o0"),)), TileAxis("s", 40, (Bind("y", "r0"),))
     inner = Tile(near, (("s", 16),), "order", (copy_of("x"), copy_of("w"), y),

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import fields
 
 from tilewright.tile_graph.plan.form import Leaf, Plan, Tile
+from tilewright.tile_graph.plan.leaf_form import LEAF_FORMS
 
-# Fields of a Leaf and the decisions they are, those first that settle what comes after.
+# Fields of a Leaf and of its forms, and the decisions they are, those first that settle what comes after.
 LEAF: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("instruction", ("instruction",)),
     ("vector axis", ("vector", "flat")),
@@ -23,6 +25,7 @@ LEAF: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("prefetch", ("ahead", "soon")),
     ("composed", ("composed", "epilogue", "in_turn")),
 )
+_USUAL = {option.name: option.default for form in LEAF_FORMS.values() for option in fields(form)}
 
 
 def differences(one: Plan, other: Plan) -> frozenset[str]:
@@ -67,9 +70,14 @@ def _kernel_differences(one: Tile, other: Tile) -> set[str]:
 def _leaf_differences(one: Leaf, other: Leaf) -> Iterator[str]:
     """The first of a leaf that differs: what comes after it follows."""
     for decision, names in LEAF:
-        if any(getattr(one, name) != getattr(other, name) for name in names):
+        if any(_said(one, name) != _said(other, name) for name in names):
             yield decision
             return
+
+
+def _said(leaf: Leaf, name: str) -> object:
+    """Of what its form has no option for: as usual."""
+    return getattr(leaf, name) if hasattr(leaf, name) else getattr(leaf.form, name, _USUAL[name])
 
 
 def _tiles(kernel: Tile) -> list[Tile]:

@@ -21,6 +21,7 @@ from tilewright.ir.forms.loops import Alloc, Instruction, Memory, statements
 from tilewright.options import Options
 from tilewright.target import Target
 from tilewright.tile_graph.plan.form import COPIED, Leaf, Plan, Tile
+from tilewright.tile_graph.plan.leaf_form import ThreadForm
 from tilewright.tune.answers import ports
 from tilewright.tune.models import Builder
 
@@ -116,7 +117,7 @@ def in_stages(plan: Plan, stages: int) -> Plan:
 
 def _with_ring(leaf: Leaf, stages: int) -> Leaf:
     """Of threads that sum up steps through shared memory the leaf says how many steps there are at a time."""
-    return replace(leaf, at_once=stages) if leaf.step and leaf.instruction is None else leaf
+    return leaf.with_options(ThreadForm, at_once=stages) if leaf.options(ThreadForm).step else leaf
 
 
 def _summed(plan: Plan) -> Leaf:
@@ -125,7 +126,8 @@ def _summed(plan: Plan) -> Leaf:
 
 def _stages_of(plan: Plan) -> int:
     tiles = [n for n in plan.kernels[-1].walk() if isinstance(n, Tile)]
-    return max([h.stages for t in tiles for h in t.holds if h.fill == COPIED], default=_summed(plan).at_once)
+    own = _summed(plan).options(ThreadForm).at_once
+    return max([h.stages for t in tiles for h in t.holds if h.fill == COPIED], default=own)
 
 
 Cell = Callable[[Row], str]

@@ -11,6 +11,7 @@ from tilewright.ir.forms.graph import Graph
 from tilewright.options import Options
 from tilewright.target import Target
 from tilewright.tile_graph.plan.form import COPIED, Hold, Leaf, Plan, Tile
+from tilewright.tile_graph.plan.leaf_form import ThreadForm, VectorForm
 
 MODELS = ("bert_384", "swin_b", "lstm", "efficientnet_b0", "resnext101", "mmoe")  # the paper's six
 SAID = (
@@ -55,4 +56,6 @@ def _in_stages(hold: Hold, fewest: int) -> Hold:
 
 def _waiting(leaf: Leaf) -> Leaf:
     """`at_once` is the ring of a sum through shared memory only where operands pass it in steps."""
-    return replace(leaf, ahead=0, soon=0, at_once=1 if leaf.step and leaf.instruction is None else leaf.at_once)
+    if isinstance(leaf.form, VectorForm):
+        return leaf.with_options(VectorForm, ahead=0, soon=0)
+    return leaf.with_options(ThreadForm, at_once=1) if leaf.options(ThreadForm).step else leaf

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from tilewright.lower.program import lower_program
 from tilewright.runtime import find_compiler
 from tilewright.target import Target
 from tilewright.tile_graph.plan.form import Leaf, Plan, Tile
+from tilewright.tile_graph.plan.leaf_form import VectorForm
 
 # processors by their names in the compiler; the others are x86 with AVX-512 and AMX
 _PROCESSORS = {"apple_arm": "-mcpu=apple-m1", "neoverse_n1": "-mcpu=neoverse-n1", "avx2_desktop": "-march=haswell"}
@@ -52,11 +52,11 @@ def _cut_nest(nest: Leaf, program: Program, rng: np.random.Generator) -> Leaf:
         return nest
     if nest.vector is None or not nest.vector.startswith("o") or stored.dtype is not monoid.identity[0].dtype:
         return nest
-    axes = [a for a in nest.order if a.startswith("r") and a not in nest.unroll]
+    axes = [a for a in nest.order if a.startswith("r") and a not in nest.options(VectorForm).unroll]
     if not axes:
         return nest
     size = int(core.reduce_axes[int(axes[0][1:])].extent)
-    return nest if size < 2 else replace(nest, cut=((axes[0], int(rng.integers(1, size))),))
+    return nest if size < 2 else nest.with_options(VectorForm, cut=((axes[0], int(rng.integers(1, size))),))
 
 
 def refused(sources: Mapping[str, str], target: Target, folder: Path) -> str:

@@ -31,6 +31,7 @@ from tilewright.options import Options
 from tilewright.runtime import nvrtc
 from tilewright.schedule.planner import make_plan
 from tilewright.target import machine
+from tilewright.tile_graph.plan.leaf_form import ThreadForm
 from tilewright.transform.clean.fold import fold_constants
 
 SCHEDULES = ("none", "connected")
@@ -141,8 +142,8 @@ def test_a_contraction_is_staged_and_a_row_reduction_is_shared(kernel_cache: Pat
     assert plan is not None
     nests = {n.tensor: n for k in plan.kernels for n in k.leaves}
     product, largest = nests["s"], next(n for t, n in nests.items() if "max" in t)
-    assert product.step > 0 and product.register and product.vector == "o1"
-    assert largest.split == 32 and largest.vector == "r0"
+    assert product.options(ThreadForm).step > 0 and product.register and product.vector == "o1"
+    assert largest.options(ThreadForm).split == 32 and largest.vector == "r0"
 
 
 def test_two_compilations_give_the_same_text(kernel_cache: Path) -> None:

@@ -150,8 +150,8 @@ def _idle(kernel: Tile, nests: Sequence[Nest], context: NestContext) -> float:
 def _written_out(kernel: Tile, nests: Sequence[Nest], context: NestContext) -> float:
     """Instructions of all innermost bodies: what compiling takes, and room in the cache of instructions."""
     def body(leaf: Leaf, nest: Nest) -> int:
-        unrolled = prod(extent_of(nest.named(name).extent) for name in leaf.unroll)
-        return -(-prod(size for _, size in leaf.register) // leaf.lanes) * unrolled * leaf.together
+        steps = leaf.form.steps_written_out(lambda name: extent_of(nest.named(name).extent))
+        return -(-prod(size for _, size in leaf.register) // leaf.lanes) * steps
 
     return float(sum(body(leaf, nest) for leaf, nest in zip(kernel.leaves, nests, strict=True)))
 

@@ -163,5 +163,4 @@ def group_seconds(group: Group) -> float:
 
 def _form_text(leaf: Leaf) -> str:
     register = " ".join(f"{axis}:{n}" for axis, n in leaf.register)
-    passes = "".join(f" in passes of {n}" for _, n in leaf.cut)
-    return f"[{register}] by {' '.join(leaf.order)}{passes}"
+    return f"[{register}] by {' '.join(leaf.order)}{leaf.form.text()}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Sequence
 
-from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.tile_graph.plan.form import Leaf, Plan, Tile
 
 
@@ -35,7 +34,4 @@ def _sum_of(leaf: Leaf) -> tuple[Hashable, ...]:
         return (leaf.instruction, leaf.lanes > 1)
     across = leaf.vector is not None and leaf.vector.startswith("r")
     partial = (leaf.vector, leaf.lanes, tuple(size for size in leaf.register if size[0].startswith("r")))
-    # a warp's instruction adds up its own few elements, however many of them are staged at a time
-    staged = 0 if leaf.instruction in FORMS else leaf.step
-    return (leaf.instruction, leaf.lanes > 1, along, partial if across else (), leaf.cut, leaf.split, leaf.rolled,
-            leaf.at_once, staged)  # fmt: skip
+    return (leaf.instruction, leaf.lanes > 1, along, partial if across else (), leaf.form.order_of_sums())

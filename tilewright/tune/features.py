@@ -7,7 +7,7 @@ thousandths, bytes and time by their number of bits.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import prod
 
 from tilewright.backend.seconds import price, whole_name
@@ -16,11 +16,16 @@ from tilewright.ir.forms.compute import Compute, Program, all_computes
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.plan.form import Leaf, Plan, Tile
+from tilewright.tile_graph.plan.leaf_form import LeafForm, Sizes, ThreadForm, VectorForm
 from tilewright.tile_graph.traffic.held import plan_nests
 from tilewright.tune.kinds import kind_of_nests, work
 
 _LEVELS = 4  # that are told of, the farthest first
 _PICOSECONDS = 1e12
+_OPTIONS = {"unroll": "written out", "cut": "in passes", "ahead": "ahead", "row_lanes": "row lanes",
+            "near_rows": "near rows", "soon": "soon", "together": "together", "in_turn": "in turn",
+            "split": "threads a sum", "flat": "flat", "at_once": "at once", "step": "step",
+            "rolled": "rolled"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -105,19 +110,8 @@ def leaf_numbers(leaf: Leaf, nest: Nest) -> dict[str, int]:
         "place of the vector": loops[::-1].index(leaf.vector) if leaf.vector in loops else -1,
         "loops": len(loops),
         "summed loops": len(leaf.order) - len(loops),
-        "written out": len(leaf.unroll),
-        "in passes": prod(size for _, size in leaf.cut) if leaf.cut else 0,
-        "ahead": leaf.ahead,
-        "row lanes": leaf.row_lanes,
-        "threads a sum": leaf.split,
-        "flat": int(leaf.flat),
-        "rolled": int(leaf.rolled),
-        "at once": leaf.at_once,
-        "step": leaf.step,
-        "near rows": leaf.near_rows,
-        "soon": leaf.soon,
-        "together": leaf.together,
-        "in turn": leaf.in_turn,
+        **_USUAL,
+        **_option_numbers(leaf.form),
         "instruction": int(leaf.instruction is not None),
         "applied after": len(leaf.epilogue),
         "computed again": len(leaf.composed),
@@ -125,6 +119,21 @@ def leaf_numbers(leaf: Leaf, nest: Nest) -> dict[str, int]:
         "bytes an element": nest.tensor.dtype.bytes,
         "steps of the sum": bits(work([nest]) // max(1, prod(_extents(nest)))),
     }
+
+
+def _option_numbers(form: LeafForm) -> dict[str, int]:
+    """Of the options of a leaf's form, those that are told."""
+    return {_OPTIONS[part.name]: _number(getattr(form, part.name)) for part in fields(form) if part.name in _OPTIONS}
+
+
+def _number(option: int | tuple[str, ...] | Sizes) -> int:
+    if isinstance(option, int):
+        return int(option)
+    sizes = [part[1] for part in option if isinstance(part, tuple)]
+    return prod(sizes) if sizes else len(option)
+
+
+_USUAL = {**_option_numbers(VectorForm()), **_option_numbers(ThreadForm()), "rolled": 0}
 
 
 def _extents(nest: Nest) -> list[int]:

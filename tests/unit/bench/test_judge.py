@@ -21,6 +21,7 @@ from tilewright.ir.text.text import program_text
 from tilewright.schedule.planner import make_plan, plan_seconds
 from tilewright.target import machine
 from tilewright.tile_graph.plan.form import Leaf, Plan
+from tilewright.tile_graph.plan.leaf_form import LEAF_FORMS, VectorForm
 from tilewright.tune.parts import bare, cut_out
 from tilewright.tune.records import Anchor, Machine, Measurement, Pair, Records, Writer, digest
 
@@ -142,7 +143,8 @@ def test_decisions_that_plans_differ_in() -> None:
     assert len(joined.kernels) < len(apart.kernels) and differences(joined, apart) == {"joined"}
     kernel = apart.kernels[0]
     leaf = kernel.leaves[0]
-    narrower = kernel.with_leaves({leaf.tensor: replace(leaf, ahead=leaf.ahead + 8)})
+    ahead = leaf.options(VectorForm).ahead + 8
+    narrower = kernel.with_leaves({leaf.tensor: leaf.with_options(VectorForm, ahead=ahead)})
     assert differences(apart, apart.with_kernels({kernel.name: narrower})) == {"prefetch"}
     cut = replace(kernel, sizes=tuple((axis, 1) for axis, _ in kernel.sizes))
     if cut != kernel:
@@ -150,9 +152,10 @@ def test_decisions_that_plans_differ_in() -> None:
 
 
 def test_every_field_of_a_leaf_that_can_differ_is_a_decision() -> None:
-    given = {"tensor", "core", "part", "alternate", "idle"}  # by what it computes, and where in a Scan
+    given = {"tensor", "core", "part", "alternate", "idle", "form"}  # by what it computes, and where in a Scan
     named = [name for _, names in LEAF for name in names]
-    assert sorted(named) == sorted({f.name for f in fields(Leaf)} - given)
+    every = {f.name for form in (Leaf, *LEAF_FORMS.values()) for f in fields(form)}
+    assert sorted(named) == sorted(every - given)
 
 
 def test_a_part_of_a_program_gives_what_others_read() -> None:

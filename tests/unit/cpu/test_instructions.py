@@ -39,6 +39,7 @@ from tilewright.schedule.planner import make_plan
 from tilewright.target import Target, machine
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Plan
+from tilewright.tile_graph.plan.leaf_form import TileForm
 
 CASES = [(dot, row[0]) for dot in DOTS.values() for row in (*dot.instructions, *dot.moved)]
 IDS = [f"{dot.name}-{pair[0]}" for dot, pair in CASES]
@@ -209,7 +210,7 @@ def test_tiles_sum_a_long_reduction_in_parts(name: str, cache: Path) -> None:
     pair = dot.instructions[0][0]
     target = target_of(dot, level1=8 << 10)
     made = lowered(matmul(dot, pair, (20, 40, 700), epilogue=True), target)
-    assert 0 < made.plan.kernels[0].leaves[0].step < 700
+    assert 0 < made.plan.kernels[0].leaves[0].options(TileForm).step < 700
     check(made, dot, pair, cache)
 
 
@@ -257,7 +258,7 @@ def test_a_plan_that_asks_for_the_impossible_is_refused() -> None:
     program = matmul(dot, ("int8", "int8"), (64, 64, 64))
     plan = make_plan(program, target_of(dot))
     kernel = plan.kernels[0]
-    for changed, text in (({"instruction": "abacus"}, "no instruction 'abacus'"),
+    for changed, text in (({"form": TileForm("abacus")}, "no instruction 'abacus'"),
                           ({"register": (("o0", 64), ("o1", 64))}, "cannot keep a register tile")):  # fmt: skip
         nest = dataclasses.replace(kernel.leaves[0], **changed)  # type: ignore[arg-type]
         wrong = with_kernels(plan, [kernel.with_leaves({nest.tensor: nest})])

@@ -3,7 +3,6 @@ and that every way of reading rows gives the interpreter's answer."""
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +26,7 @@ from tilewright.ops.builder import Builder
 from tilewright.options import Options
 from tilewright.schedule.planner import make_plan
 from tilewright.target import machine
+from tilewright.tile_graph.plan.leaf_form import TileForm
 from tilewright.transform.precision.choose import set_precision
 
 TARGET = machine("emerald_rapids")
@@ -81,10 +81,10 @@ def test_rows_and_columns_of_a_pass_fit_the_first_cache(dot: object, shape: tupl
     rows, columns = (n for _, n in nest.register)
     assert (nest.instruction, rows, columns) == (chosen.name, 32, 32)
     size = dtypes.by_name(pair[0]).bytes
-    depth = nest.step or shape[2]
+    depth = nest.options(TileForm).step or shape[2]
     assert (rows + columns) * depth * size + 3 * 4 * rows * columns <= TARGET.nearest.capacity
     tile = {"o0": shape[0], "o1": shape[1], **dict(kernel.cut)}
-    sums = 4 * tile["o0"] * tile["o1"] if nest.step else 0
+    sums = 4 * tile["o0"] * tile["o1"] if nest.options(TileForm).step else 0
     assert tile["o1"] * depth * size + sums <= TARGET.local.capacity
     assert kernel.tiles >= TARGET.units
 
@@ -95,18 +95,18 @@ def test_rows_and_columns_of_a_pass_fit_the_first_cache(dot: object, shape: tupl
 def test_rows_that_fall_on_few_sets_are_copied(inner: int, packs: bool) -> None:
     """A pass takes 8 lines of each row: of 64 sets 32 rows 2 KB apart fall on 16, rows 1.5 KB apart on all."""
     (kernel,) = make_plan(matmul(NARROW, PAIR, (256, 256, inner)), TARGET).kernels
-    assert kernel.leaves[0].packs is packs
+    assert kernel.leaves[0].options(TileForm).packs is packs
 
 
 def test_few_columns_are_not_worth_a_copy_of_the_rows() -> None:
     (kernel,) = make_plan(matmul(NARROW, PAIR, (256, 32, 1024)), TARGET).kernels
-    assert kernel.leaves[0].instruction == "amx_bf16" and not kernel.leaves[0].packs
+    assert kernel.leaves[0].instruction == "amx_bf16" and not kernel.leaves[0].options(TileForm).packs
 
 
 @pytest.mark.parametrize("shape", [(40, 72, 1024), (70, 50, 1000), (33, 65, 777)], ids=str)
 def test_staged_rows_of_several_passes(shape: tuple[int, int, int], cache: Path) -> None:
     made = planned(matmul(NARROW, PAIR, shape, epilogue=True))
-    assert made.plan.kernels[0].leaves[0].step and "rows" in scratch_names(made)
+    assert made.plan.kernels[0].leaves[0].options(TileForm).step and "rows" in scratch_names(made)
     assert "sums" in hints(made, PREFETCH)
     check(made, cache, interpreted=shape[2] == 1000)
 
@@ -230,6 +230,6 @@ def test_sums_that_no_matrix_register_takes_stay_in_float32() -> None:
 
 def test_a_plan_with_copied_rows_round_trips() -> None:
     plan = make_plan(matmul(NARROW, PAIR, (64, 64, 1024)), TARGET)
-    assert plan.kernels[0].leaves[0].packs
+    assert plan.kernels[0].leaves[0].options(TileForm).packs
     assert type(plan).from_json(plan.to_json()) == plan
-    assert dataclasses.replace(plan.kernels[0].leaves[0], packs=False) != plan.kernels[0].leaves[0]
+    assert plan.kernels[0].leaves[0].with_options(TileForm, packs=False) != plan.kernels[0].leaves[0]

@@ -35,6 +35,7 @@ from tilewright.ir.forms.tensor import elements
 from tilewright.ir.meaning.interpret_loops import run_loops
 from tilewright.lower.memory import arena
 from tilewright.runtime import BufferRef, Cache, CpuModel, ModelImage, Stage
+from tilewright.tile_graph.plan.leaf_form import VectorForm
 from tilewright.transform.layout.choose import choose_layouts
 from tilewright.transform.layout.staging import stage_operands
 
@@ -283,7 +284,7 @@ def test_what_waits_in_the_place_of_a_result_is_added_to_once() -> None:
     program = programs(followed(7, 64, 47))["layout"]
     plan = lowered(program).plan
     assert len(plan.kernels) == 1
-    made = lowered(program, plan=map_leaves(plan, lambda leaf: replace(leaf, cut=(("r0", 16),))))
+    made = lowered(program, plan=map_leaves(plan, lambda leaf: leaf.with_options(VectorForm, cut=(("r0", 16),))))
     inputs = random_inputs(program)
     assert error(made.on_loops(inputs)["y"], evaluated(program, inputs, wide=True)["y"]) < 1e-6
 

@@ -21,6 +21,7 @@ from tilewright.options import Options
 from tilewright.target import Target, machine
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Leaf
+from tilewright.tile_graph.plan.leaf_form import VectorForm
 from tilewright.tile_graph.plan.text import plan_text
 
 N1 = machine("neoverse_n1")
@@ -66,7 +67,7 @@ def edited(model: ModelProto, target: Target, folder: Path, **changed: int) -> A
             return [change(part) for part in node]
         if not isinstance(node, dict):
             return node
-        return {k: change(v) for k, v in node.items()} | (changed if "register" in node else {})
+        return {k: change(v) for k, v in node.items()} | ({"form": {"vector": changed}} if "register" in node else {})
 
     file.write_text(json.dumps(change(json.loads(file.read_text()))))
     return made(model, target, overrides=(("plan", file),), verify=True)
@@ -75,13 +76,15 @@ def edited(model: ModelProto, target: Target, folder: Path, **changed: int) -> A
 def test_rows_that_are_more_than_the_first_cache_stay_in_parts() -> None:
     artifact = made(product(7, 1024, 128, 256), N1)
     (leaf,) = leaves(artifact)
-    assert artifact.plan is not None and f"{leaf.near_rows} rows near" in plan_text(artifact.plan)
-    assert leaf.near_rows > dict(leaf.register)["o1"] and leaf.near_rows % dict(leaf.register)["o1"] == 0
-    assert leaf.near_rows * 128 * 4 < N1.nearest.capacity and part_loops(artifact)
+    near, block = leaf.options(VectorForm).near_rows, dict(leaf.register)["o1"]
+    assert artifact.plan is not None and f"{near} rows near" in plan_text(artifact.plan)
+    assert near > block and near % block == 0
+    assert near * 128 * 4 < N1.nearest.capacity and part_loops(artifact)
 
 
 def test_processors_with_other_caches_have_other_parts() -> None:
-    assert [leaf.near_rows for leaf in leaves(made(product(7, 4096, 128, 256), machine("avx2_desktop")))] == [30]
+    artifact = made(product(7, 4096, 128, 256), machine("avx2_desktop"))
+    assert [leaf.options(VectorForm).near_rows for leaf in leaves(artifact)] == [30]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +95,7 @@ def test_processors_with_other_caches_have_other_parts() -> None:
 )  # fmt: skip
 def test_no_parts(shape: tuple[int, int, int, int], target: str) -> None:
     artifact = made(product(*shape), machine(target))
-    assert not any(leaf.near_rows for leaf in leaves(artifact)) and not part_loops(artifact)
+    assert not any(leaf.options(VectorForm).near_rows for leaf in leaves(artifact)) and not part_loops(artifact)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +118,7 @@ def test_parts_are_counted_as_traffic() -> None:
     plan, program = artifact.plan, artifact.program
     assert plan is not None and program is not None
     (leaf,) = leaves(artifact)
-    without = replace(plan, body=plan.body.with_leaves({leaf.tensor: replace(leaf, near_rows=0)}))
+    without = replace(plan, body=plan.body.with_leaves({leaf.tensor: leaf.with_options(VectorForm, near_rows=0)}))
     moved = [traffic_of(program, each, N1).values() for each in (without, plan)]
     before, after = (sum(k.by_level[2].total for k in kernels) for kernels in moved)
     assert after < 0.8 * before
@@ -131,6 +134,6 @@ def test_what_cannot_be_kept_is_refused(changed: dict[str, int], said: str) -> N
     plan, program = artifact.plan, artifact.program
     assert plan is not None and program is not None
     (leaf,) = leaves(artifact)
-    wrong = plan.body.with_leaves({leaf.tensor: replace(leaf, **changed)})  # type: ignore[arg-type]
+    wrong = plan.body.with_leaves({leaf.tensor: leaf.with_options(VectorForm, **changed)})
     with pytest.raises(InternalError, match=said):
         check_plan(replace(plan, body=wrong), program)

@@ -18,6 +18,7 @@ from tilewright.ir.forms.loops import For, ForKind, Kernel, Stmt, Store
 from tilewright.lower.program import lower_program
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target, machine
+from tilewright.tile_graph.plan.leaf_form import VectorForm
 from tilewright.tile_graph.traffic.held import plan_nests
 
 AVX512 = machine("emerald_rapids")
@@ -36,7 +37,7 @@ def kernel(target: Target, rows: int, vectors: int, rows_inside: bool, sums: int
     lanes = target.lanes(4)
     wanted = {"o0": rows, "o1": vectors * lanes}
     nest = next(p for p in feasible_plans(variants.nests[0], variants.context)
-                if dict(p.register) == wanted and p.order == order and not p.cut)  # fmt: skip
+                if dict(p.register) == wanted and p.order == order and not p.options(VectorForm).cut)  # fmt: skip
     made = resized(chosen.with_leaves({nest.tensor: nest}), program, wanted)
     layouts = {**dict(plan.layouts), **{t.name: layout for t, layout in variants.layouts(made).items()}}
     changed = replace(with_kernels(plan, [made]), layouts=tuple(sorted(layouts.items())))

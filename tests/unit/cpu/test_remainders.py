@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from tilewright.ir.forms.loops import For, ForKind, Memory, Store, statements
 from tilewright.lower.blocks import Remainder, overlapping, pieces
 from tilewright.target import machine
 from tilewright.tile_graph.algebra.propagate import Range, whole
+from tilewright.tile_graph.plan.leaf_form import VectorForm
 from tilewright.transform.layout.choose import choose_layouts
 from tilewright.transform.layout.staging import stage_operands
 
@@ -107,7 +107,7 @@ def test_partial_sums_wait_between_passes(kernel_cache: Path) -> None:
     """Lanes beyond the end begin anew in every pass: nothing of theirs was kept."""
     program = programs(layer(7, 64, WIDE))["layout"]
     plan = lowered(program).plan
-    in_passes = map_leaves(plan, lambda n: replace(n, cut=(("r0", 32),)) if n.order[-1] == "r0" else n)
+    in_passes = map_leaves(plan, lambda n: n.with_options(VectorForm, cut=(("r0", 32),)) if n.order[-1] == "r0" else n)
     made = lowered(program, plan=in_passes)
     inputs = random_inputs(program)
     wanted = evaluated(program, inputs, wide=True)["y"]

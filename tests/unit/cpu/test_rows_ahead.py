@@ -15,6 +15,7 @@ from tilewright.frontend.onnx.model import load
 from tilewright.ir.forms.loops import HINTS, PREFETCH, PREFETCH_TILE, Instruction, statements
 from tilewright.options import Options
 from tilewright.target import Target, machine
+from tilewright.tile_graph.plan.leaf_form import VectorForm
 
 N1 = machine("neoverse_n1")
 
@@ -42,7 +43,7 @@ def hints(artifact: Artifact) -> list[Instruction]:
 
 def ahead(artifact: Artifact) -> list[int]:
     assert artifact.plan is not None
-    return [leaf.ahead for kernel in artifact.plan.kernels for leaf in kernel.leaves]
+    return [leaf.options(VectorForm).ahead for kernel in artifact.plan.kernels for leaf in kernel.leaves]
 
 
 def test_two_rows_that_take_turns_are_asked_for() -> None:
@@ -150,7 +151,7 @@ def test_windows_ask_for_what_the_next_row_reads_anew(step: int, rows: int) -> N
     first = [s for k in artifact.loops.kernels for s in statements(k.body) if isinstance(s, Instruction)]
     asked = [s for s in first if s.name == PREFETCH]
     blocks = [register["o3"], *([leftover] if (leftover := -(-28 // step) % register["o3"]) else [])]
-    assert leaf.ahead == 1 and len(asked) == sum(each * step * rows * lines for each in blocks)
+    assert leaf.options(VectorForm).ahead == 1 and len(asked) == sum(each * step * rows * lines for each in blocks)
 
 
 @pytest.mark.parametrize(
@@ -174,4 +175,4 @@ def test_dot_products_of_rows_are_no_windows() -> None:
     artifact = apart(model_of(nodes, {"x": (8, 8, 128, 128)}, {"y": (8, 1, 128, 128)}, weights), N1)
     assert artifact.plan is not None
     along = [leaf for kernel in artifact.plan.kernels for leaf in kernel.leaves if (leaf.vector or "o")[0] == "r"]
-    assert [len(leaf.register) for leaf in along] == [2] and not any(leaf.ahead for leaf in along)
+    assert [len(leaf.register) for leaf in along] == [2] and not any(leaf.options(VectorForm).ahead for leaf in along)

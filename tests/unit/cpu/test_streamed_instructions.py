@@ -50,7 +50,7 @@ def test_an_instruction_in_a_stream_is_refused() -> None:
 
     def by_instruction(leaf: Leaf) -> Leaf:
         wanted = leaf.part == "step" and leaf.vector == "o3"
-        return replace(leaf, instruction=whole.instruction, lanes=whole.lanes) if wanted else leaf
+        return replace(leaf, form=whole.form, lanes=whole.lanes) if wanted else leaf
 
     wrong = made.plan.with_kernels({kernel.name: kernel.map_leaves(by_instruction)})
     assert wrong != made.plan

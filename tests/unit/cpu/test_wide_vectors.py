@@ -21,6 +21,7 @@ from tilewright.options import Options
 from tilewright.target import machine
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Leaf
+from tilewright.tile_graph.plan.leaf_form import VectorForm
 
 RNG = np.random.default_rng(7)
 
@@ -134,9 +135,11 @@ def test_weights_of_few_rows_are_asked_for_early() -> None:
     artifact = made(layers(50, 768, 4), "emerald_rapids")
     assert artifact.plan is not None
     plans = [k.leaves[-1] for k in artifact.plan.kernels]
-    assert all(p.ahead > 0 for p in plans) and all("__builtin_prefetch" in s for s in artifact.sources.values())
+    asked = [p.options(VectorForm).ahead for p in plans]
+    assert all(n > 0 for n in asked) and all("__builtin_prefetch" in s for s in artifact.sources.values())
     # all blocks of rows together ask for all of the next panel
-    assert all(p.ahead * (50 // dict(p.register)["o0"]) >= dict(p.register)["o1"] for p in plans)
+    tiles = [dict(p.register) for p in plans]
+    assert all(n * (50 // tile["o0"]) >= tile["o1"] for n, tile in zip(asked, tiles, strict=True))
 
 
 def softmax_between(rows: int, width: int) -> ModelProto:
@@ -148,7 +151,7 @@ def softmax_between(rows: int, width: int) -> ModelProto:
 def asked_inside(artifact: Artifact) -> set[str]:
     """Kernels with a product that asks for weights and is not their last."""
     assert artifact.plan is not None
-    return {k.name for k in artifact.plan.kernels if any(leaf.ahead for leaf in k.leaves[:-1])}
+    return {k.name for k in artifact.plan.kernels if any(leaf.options(VectorForm).ahead for leaf in k.leaves[:-1])}
 
 
 def test_weights_of_products_inside_a_kernel_are_asked_for_too() -> None:
@@ -161,7 +164,7 @@ def test_weights_of_products_inside_a_kernel_are_asked_for_too() -> None:
 @pytest.mark.parametrize(("rows", "width", "count"), [(50, 256, 2), (4096, 768, 4), (1, 768, 4)])
 def test_weights_that_stay_or_pass_once_are_not(rows: int, width: int, count: int) -> None:
     artifact = made(layers(rows, width, count), "emerald_rapids")
-    assert artifact.plan is not None and not any(n.ahead for k in artifact.plan.kernels for n in k.leaves)
+    assert not any(form.ahead for form in options(artifact))
 
 
 @pytest.mark.parametrize("name", ["emerald_rapids", "neoverse_n1"])
@@ -169,7 +172,7 @@ def test_asking_changes_nothing(name: str) -> None:
     small = replace(machine(name), levels=tuple(
         replace(level, capacity=16384) if level.name == "L2" else level for level in machine(name).levels))  # fmt: skip
     artifact = build(load(layers(37, 67, 2), {}), small, Options(stop_after="loops", verify=True))
-    assert artifact.plan is not None and any(n.ahead for k in artifact.plan.kernels for n in k.leaves)
+    assert any(form.ahead for form in options(artifact))
 
 
 def test_asking_inside_a_kernel_changes_nothing() -> None:
@@ -185,12 +188,16 @@ def leaves(artifact: Artifact) -> list[Leaf]:
     return [leaf for kernel in artifact.plan.kernels for leaf in kernel.leaves]
 
 
+def options(artifact: Artifact) -> list[VectorForm]:
+    return [leaf.options(VectorForm) for leaf in leaves(artifact)]
+
+
 @pytest.mark.parametrize(("width", "together"), [(768, 2), (769, 1)])
 def test_vectors_of_a_panel_are_asked_for_some_steps_early(width: int, together: int) -> None:
     """Each is a line, and the panel more than the first cache holds; a turn has two steps where they come out even."""
     artifact = made(layers(50, width, 4), "emerald_rapids")
     found = leaves(artifact)
-    assert found and all((p.soon, p.together) == (8, together) for p in found)
+    assert found and all((p.soon, p.together) == (8, together) for p in options(artifact))
     for text in artifact.sources.values():
         loop = text[text.index("for (int64_t r0") :]
         loop = loop[: loop.index("}\n")]
@@ -203,7 +210,7 @@ def test_vectors_of_a_panel_are_asked_for_some_steps_early(width: int, together:
     [("emerald_rapids", 50, 96), ("emerald_rapids", 8, 768), ("avx2_desktop", 50, 768), ("neoverse_n1", 50, 768)],
 )
 def test_what_stays_comes_once_or_has_several_vectors_a_line_is_not(name: str, rows: int, width: int) -> None:
-    assert not any(p.soon or p.together > 1 for p in leaves(made(layers(rows, width, 4), name)))
+    assert not any(p.soon or p.together > 1 for p in options(made(layers(rows, width, 4), name)))
 
 
 @pytest.mark.parametrize("width", [66, 67])
@@ -212,12 +219,12 @@ def test_asking_soon_changes_nothing(width: int) -> None:
         replace(level, capacity={"L1": 4096, "L2": 16384}.get(level.name, level.capacity))
         for level in machine("emerald_rapids").levels))  # fmt: skip
     artifact = build(load(layers(37, width, 2), {}), small, Options(stop_after="loops", verify=True))
-    assert any(p.soon for p in leaves(artifact)) and any(p.together == 2 - width % 2 for p in leaves(artifact))
+    assert any(p.soon for p in options(artifact)) and any(p.together == 2 - width % 2 for p in options(artifact))
 
 
 def test_steps_together_are_of_a_register_tile() -> None:
     artifact = made(extreme("ReduceMax", (3, 9, 33), 2), "emerald_rapids")
     assert artifact.plan is not None and artifact.program is not None
-    tilted = artifact.plan.kernels[0].map_leaves(lambda leaf: replace(leaf, together=2))
+    tilted = artifact.plan.kernels[0].map_leaves(lambda leaf: leaf.with_options(VectorForm, together=2))
     with pytest.raises(InternalError, match="a sum on a register tile of rows and vectors"):
         check_plan(artifact.plan.with_kernels({tilted.name: tilted}), artifact.program)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +25,7 @@ from tilewright.ir.forms.loops import Alloc, Buffer, For, ForKind, Instruction, 
 from tilewright.render.c import render_kernel
 from tilewright.schedule.planner import make_plan
 from tilewright.target import machine
+from tilewright.tile_graph.plan.leaf_form import VectorForm
 from tilewright.transform.clean.fold import fold_constants
 from tilewright.transform.layout.choose import choose_layouts
 
@@ -60,7 +60,8 @@ def test_partial_sums_come_back_as_whole_registers(columns: int, name: str, tmp_
     program = fold_constants(ops.lower(load_model(layers((1, 301), (301, columns)), {})))
     program = choose_layouts(program, target)
     plan = make_plan(program, target, "register")
-    in_passes = map_leaves(plan, lambda leaf: replace(leaf, cut=(("r0", 100),)) if leaf.register else leaf)
+    cut = (("r0", 100),)
+    in_passes = map_leaves(plan, lambda leaf: leaf.with_options(VectorForm, cut=cut) if leaf.register else leaf)
     sources = sources_of(loops_of(program, in_passes, target), target)
     assert any("pass_0" in text for text in sources.values())
     assert not refused(sources, target, tmp_path)

@@ -17,6 +17,7 @@ from tilewright.options import Options
 from tilewright.runtime.toolchain import Compiler, Machine, default_flags
 from tilewright.target import Target, machine
 from tilewright.tile_graph.plan.form import Leaf
+from tilewright.tile_graph.plan.leaf_form import VectorForm
 
 WIDE = machine("emerald_rapids")
 TEXT = """\
@@ -112,7 +113,8 @@ def test_a_window_leaves_registers_for_shared_taps() -> None:
     sizes = dict(plan.register)
     vectors = sizes[plan.vector or ""] // plan.lanes
     rows = next(n for a, n in sizes.items() if a != plan.vector)
-    if plan.unroll and plan.row_lanes == 1:
+    options = plan.options(VectorForm)
+    if options.unroll and options.row_lanes == 1:
         assert rows * vectors + vectors + rows < WIDE.vector_registers
     assert rows * vectors >= 16
 
@@ -128,7 +130,7 @@ def test_forms_are_compared_with_what_they_bring_from_memory() -> None:
     assert made.plan is not None
     (kernel,) = made.plan.kernels
     ideal = 2048**3 / WIDE.fma_rate / WIDE.units
-    assert kernel.leaves[0].cut and ideal / kernel.estimate.seconds > 0.84
+    assert kernel.leaves[0].options(VectorForm).cut and ideal / kernel.estimate.seconds > 0.84
 
 
 @pytest.mark.parametrize(("rows", "sums"), [(128, 3072), (384, 3072), (128, 768)])
@@ -151,8 +153,9 @@ def test_rows_that_outgrow_the_second_cache_are_taken_in_passes(rows: int, sums:
     second = server.levels[2].capacity
     for kernel in made.plan.kernels:
         (leaf,) = kernel.leaves
-        length = dict(leaf.cut).get("r0", sums)
-        assert bool(leaf.cut) == (sums > 768) and 4 * length * (rows // 2 + 48) < second
+        cut = leaf.options(VectorForm).cut
+        length = dict(cut).get("r0", sums)
+        assert bool(cut) == (sums > 768) and 4 * length * (rows // 2 + 48) < second
 
 
 def test_lanes_cost_more_where_they_are_inserted() -> None:

@@ -20,6 +20,7 @@ from tilewright.render.cuda import launch_shape, written_params
 from tilewright.runtime.cache import Cache
 from tilewright.runtime.emulator import Contract, EmulatedModule
 from tilewright.target import machine
+from tilewright.tile_graph.plan.leaf_form import ThreadForm
 from tilewright.tile_graph.plan.text import plan_text
 
 
@@ -60,12 +61,15 @@ def test_several_steps_are_under_way(kernel_cache: Path) -> None:
     artifact = compiled("whole", kernel_cache)
     assert artifact.plan is not None
     (leaf,) = artifact.plan.kernels[0].leaves
-    assert leaf.step and leaf.at_once == 3 and f"x {leaf.lanes} by 3;" in plan_text(artifact.plan)
+    options = leaf.options(ThreadForm)
+    assert options.step and options.at_once == 3 and " 3 at once" in plan_text(artifact.plan)
     (text,) = artifact.sources.values()
     loop = text[text.index("for (int step") :]
     # the copies of a later step, then the products of this one; one barrier
     assert loop.index("copy_async") < loop.index("acc(") and loop.count("tw::barrier()") == 1
-    (computed,) = (x for k in compiled("computed", kernel_cache).plan.kernels for x in k.leaves if x.step)  # type: ignore[union-attr]
+    plan = compiled("computed", kernel_cache).plan
+    assert plan is not None
+    (computed,) = (o for k in plan.kernels for o in (x.options(ThreadForm) for x in k.leaves) if o.step)
     assert computed.at_once == 1
 
 

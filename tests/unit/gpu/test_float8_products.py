@@ -25,6 +25,7 @@ from tilewright.runtime import nvrtc
 from tilewright.target import machine
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Leaf, Tile
+from tilewright.tile_graph.plan.leaf_form import FragmentForm
 
 FLOAT, E4M3 = TensorProto.FLOAT, TensorProto.FLOAT8E4M3FN
 Node = tuple[str, Sequence[str], str, dict[str, object]]
@@ -134,7 +135,7 @@ def on_cores(artifact: Artifact) -> list[Leaf]:
 def test_loops_mean_the_numbers(name: str) -> None:
     artifact = compiled(name)
     (leaf,) = on_cores(artifact)
-    assert leaf.anew == 128
+    assert leaf.options(FragmentForm).anew == 128
     (found,) = on_loops(artifact, inputs_of(artifact)).values()
     assert_meant(CASES[name], artifact, found)
 
@@ -186,7 +187,7 @@ def in_groups(columns: int, summed: int = 256) -> tuple[ModelProto, Artifact]:
         return replace(tile, holds=tuple(replace(h, stages=3, layout="swizzled") for h in tile.holds))
 
     def leaves(leaf: Leaf) -> Leaf:
-        return replace(leaf, step=128, split=1, lanes=1, instruction="wgmma_e4m3", anew=128)
+        return replace(leaf, lanes=1, form=FragmentForm("wgmma_e4m3", step=128, anew=128))
 
     plan = map_leaves(map_tiles(plan, tiles), leaves)
     check_plan(plan, artifact.program, target)

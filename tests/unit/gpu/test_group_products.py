@@ -33,6 +33,7 @@ from tilewright.target import Target, machine
 from tilewright.target.gpu import described
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Leaf, Tile
+from tilewright.tile_graph.plan.leaf_form import FragmentForm
 from tilewright.tile_graph.plan.text import plan_text
 
 BFLOAT16 = TensorProto.BFLOAT16
@@ -72,7 +73,7 @@ def compiled(name: str) -> Artifact:
 
     def leaves(leaf: Leaf) -> Leaf:
         kind = (leaf.instruction or "").removeprefix("wg").removeprefix("mma_")
-        return replace(leaf, step=step, split=1, lanes=8, instruction=f"wgmma_{kind}")
+        return replace(leaf, lanes=8, form=FragmentForm(f"wgmma_{kind}", step=step))
 
     plan = map_leaves(map_tiles(plan, tiles), leaves)
     check_plan(plan, artifact.program, target)
@@ -166,7 +167,7 @@ def test_parts_in_a_loop_mean_the_same() -> None:
     """A machine whose assembler runs out of registers walks the ring part after part."""
     artifact = compiled("whole")
     assert artifact.plan is not None and artifact.program is not None
-    plan = map_leaves(artifact.plan, lambda leaf: replace(leaf, rolled=True))
+    plan = map_leaves(artifact.plan, lambda leaf: leaf.with_options(FragmentForm, rolled=True))
     loops = lower_program(artifact.program, plan, backend_for(machine("h200")).lower_kernel)
     made = replace(artifact, plan=plan, loops=loops)
     inputs = random_inputs(made)

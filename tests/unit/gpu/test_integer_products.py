@@ -25,6 +25,7 @@ from tilewright.runtime import nvrtc
 from tilewright.target import machine
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Leaf, Tile
+from tilewright.tile_graph.plan.leaf_form import FragmentForm
 
 FLOAT, INT8, UINT8, INT32 = TensorProto.FLOAT, TensorProto.INT8, TensorProto.UINT8, TensorProto.INT32
 Node = tuple[str, Sequence[str], str, dict[str, object]]
@@ -222,7 +223,7 @@ def in_groups(name: str) -> Artifact:
 
     def leaves(leaf: Leaf) -> Leaf:
         on_cores = leaf.instruction is not None
-        return replace(leaf, step=128, split=1, instruction="wgmma_int8") if on_cores else leaf
+        return replace(leaf, form=FragmentForm("wgmma_int8", step=128)) if on_cores else leaf
 
     plan = map_leaves(map_tiles(artifact.plan, tiles), leaves)
     check_plan(plan, artifact.program, target)

@@ -22,6 +22,7 @@ from tilewright.lower.program import lower_program
 from tilewright.options import Options
 from tilewright.target import machine
 from tilewright.tile_graph.check.kernels import check_plan
+from tilewright.tile_graph.plan.leaf_form import ThreadForm
 from tilewright.tile_graph.plan.text import plan_text
 
 HALF, FLOAT, BYTE = TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.INT8
@@ -151,7 +152,7 @@ def test_several_packets_are_under_way_before_the_first_is_used(kernel_cache: Pa
     assert artifact.plan is not None
     leaf = artifact.plan.kernels[0].leaves[0]
     (text,) = artifact.sources.values()
-    assert leaf.at_once == 2
+    assert leaf.options(ThreadForm).at_once == 2
     first, last = text.index("turn < 2"), text.rindex("turn < 2")
     assert text.index("tw::copy<8>(", first) < last < text.rindex("tw::tanh")
 
@@ -164,7 +165,8 @@ def test_plans_by_hand_are_right_whatever_they_say(shape: tuple[int, ...], kerne
     inputs = random_inputs(made)
     (expected,) = (evaluate(made.program, inputs)[t.name] for t in made.program.outputs)
     for lanes, at_once in ((8, 4), (2, 8), (1, 4)):
-        plan = map_leaves(made.plan, lambda leaf, n=lanes, k=at_once: replace(leaf, lanes=n, at_once=k))
+        form = ThreadForm(at_once=at_once)
+        plan = map_leaves(made.plan, lambda leaf, n=lanes, form=form: replace(leaf, lanes=n, form=form))
         check_plan(plan, made.program)
         loops = lower_program(made.program, plan, backend_for(made.target).lower_kernel)
         options = Options(target="cuda-emulated", cache_dir=kernel_cache)
@@ -178,7 +180,7 @@ def test_plans_by_hand_are_right_whatever_they_say(shape: tuple[int, ...], kerne
 def test_a_reduction_has_no_packets_at_once(kernel_cache: Path) -> None:
     made = small_device(kernel_cache, softmax((24, 64)), stop_after="plan")
     assert made.plan is not None and made.program is not None
-    plan = map_leaves(made.plan, lambda leaf: replace(leaf, at_once=2))
+    plan = map_leaves(made.plan, lambda leaf: leaf.with_options(ThreadForm, at_once=2))
     with pytest.raises(InternalError, match="2 at once"):
         check_plan(plan, made.program)
 
@@ -191,7 +193,7 @@ def test_packets_are_predicted_to_be_faster() -> None:
         even, odd = (build(load(chain((8192, n), kind)), target, options).plan for n in (1024, 1023))
         assert even is not None and odd is not None
         assert [k.leaves[0].lanes for k in (even.kernels[0], odd.kernels[0])] == [lanes, 1]
-        assert odd.kernels[0].leaves[0].at_once == 8
+        assert odd.kernels[0].leaves[0].options(ThreadForm).at_once == 8
         assert even.kernels[0].estimate.seconds < odd.kernels[0].estimate.seconds
 
 
@@ -242,7 +244,7 @@ def test_several_warps_share_long_sums_whichever_way_they_lie() -> None:
     artifact = build(load(model), machine("cuda-emulated"), Options(target="cuda-emulated", stop_after="loops"))
     assert artifact.plan is not None and artifact.program is not None
     (leaf,) = artifact.plan.kernels[0].leaves
-    assert leaf.split > machine("cuda-emulated").warp and leaf.vector == "o0"
+    assert leaf.options(ThreadForm).split > machine("cuda-emulated").warp and leaf.vector == "o0"
     inputs = random_inputs(artifact)
     (found,) = on_loops(artifact, inputs).values()
     np.testing.assert_allclose(found, evaluate(artifact.program, inputs)["y"], atol=1e-3)
@@ -254,4 +256,4 @@ def test_one_thread_takes_a_short_sum() -> None:
     model = graph(nodes, [("w", (240, 10)), ("x", (1, 10))], [("y", (240,))], dict.fromkeys("wxpy", HALF))
     model.graph.initializer.append(numpy_helper.from_array(np.array([1]), "axes"))
     plan = build(load(model), machine("h200"), Options(target="cuda", stop_after="plan")).plan
-    assert plan is not None and [leaf.split for leaf in plan.kernels[0].leaves] == [1]
+    assert plan is not None and [leaf.options(ThreadForm).split for leaf in plan.kernels[0].leaves] == [1]

@@ -18,6 +18,7 @@ from tilewright.schedule.planner import make_plan
 from tilewright.target import Target, machine
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Barrier, Tile
+from tilewright.tile_graph.plan.leaf_form import ThreadForm
 from tilewright.tile_graph.plan.text import plan_text
 from tilewright.transform.layout.choose import choose_layouts
 
@@ -74,6 +75,6 @@ def test_a_warp_takes_several_outputs_where_there_are_more_than_warps(kind: str,
     program = recurrence(kind, hidden=hidden, steps=5)
     plan = make_plan(program, few)
     (kernel,) = walking(program, few)
-    wide = [leaf for leaf in kernel.leaves if leaf.split == few.warp and leaf.register]
+    wide = [leaf for leaf in kernel.leaves if leaf.options(ThreadForm).split == few.warp and leaf.register]
     assert wide and all(prod(n for _, n in leaf.register) in (2, 4, 8) for leaf in wide)
     close(emulated(program, plan, loops_agree(program, plan, few), tmp_path), evaluate(program, random_inputs(program)))

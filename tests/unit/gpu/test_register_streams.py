@@ -36,6 +36,7 @@ from tilewright.schedule.planner import make_plan
 from tilewright.target import machine
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Plan, Tile
+from tilewright.tile_graph.plan.leaf_form import FragmentForm, ThreadForm
 from tilewright.tile_graph.plan.text import plan_text
 from tilewright.transform.clean.fold import fold_constants
 from tilewright.transform.precision.choose import set_precision
@@ -250,8 +251,9 @@ def tiles(change: Callable[[Tile], Tile], over: str) -> Callable[[Plan], Plan]:
     [
         (tiles(lambda t: replace(t, sizes=(("m", 8), t.sizes[1])), "warps"), "of a warp are not whole fragments"),
         (tiles(lambda t: replace(t, count=2 * t.count), "lanes"), "warps of 32 are not"),
-        (lambda plan: map_leaves(plan, lambda x: replace(x, step=24)), "takes steps of 16, not 24"),
-        (lambda plan: map_leaves(plan, lambda x: replace(x, instruction=None)), "share the rows of its products"),
+        (lambda plan: map_leaves(plan, lambda x: x.with_options(FragmentForm, step=24) if x.instruction else x),
+         "takes steps of 16, not 24"),
+        (lambda plan: map_leaves(plan, lambda x: replace(x, form=ThreadForm())), "share the rows of its products"),
         (tiles(lambda t: replace(t, holds=tuple(replace(h, tensor="o") if h.fill else h for h in t.holds)), "warps"),
          "which no leaf of the stream reads"),
     ],

@@ -35,6 +35,7 @@ from tilewright.runtime.emulator import Contract, EmulatedModule
 from tilewright.target import machine
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Hold, Leaf, Plan, Tile
+from tilewright.tile_graph.plan.leaf_form import FragmentForm, ThreadForm
 from tilewright.tile_graph.plan.text import plan_text
 
 HALF, BFLOAT16 = TensorProto.FLOAT16, TensorProto.BFLOAT16
@@ -286,10 +287,10 @@ def leaves(change: Callable[[Leaf], Leaf]) -> Callable[[Plan], Plan]:
         (warps(lambda t: replace(t, sizes=(("m", 8), t.sizes[1]))), "along m are not whole fragments of 16"),
         (threads(lambda n: 2 * n), "warps of 32 are not"),
         (warps(lambda t: replace(t, level="shared", over="order")), "a tile holds both operands of the warps in it"),
-        (leaves(lambda x: replace(x, step=24)), "mma_float16 takes steps of 16, not 24"),
-        (leaves(lambda x: replace(x, split=3)), "3 groups of warps do not share steps of"),
-        (leaves(lambda x: replace(x, instruction=None)), "cuts the rows and the columns of one leaf on matrices"),
-        (leaves(lambda x: replace(x, instruction="mma_int3")), "cuts the rows and the columns of one leaf on matrices"),
+        (leaves(lambda x: x.with_options(FragmentForm, step=24)), "mma_float16 takes steps of 16, not 24"),
+        (leaves(lambda x: x.with_options(FragmentForm, split=3)), "3 groups of warps do not share steps of"),
+        (leaves(lambda x: replace(x, form=ThreadForm())), "cuts the rows and the columns of one leaf on matrices"),
+        (leaves(lambda x: replace(x, form=FragmentForm("mma_int3"))), "no instruction 'mma_int3'"),
     ],
     ids=range(13),
 )
@@ -317,17 +318,20 @@ def test_stages_and_layouts_change_the_kernel() -> None:
 def in_groups(plan: Plan, count: int) -> Plan:
     """So many groups of warps share the steps of every part, however many did."""
     (leaf,) = plan.kernels[0].leaves
-    return threads(lambda n: n // leaf.split * count)(leaves(lambda x: replace(x, split=count, step=128))(plan))
+    before = leaf.options(FragmentForm).split
+    shared = leaves(lambda x: x.with_options(FragmentForm, split=count, step=128))(plan)
+    return threads(lambda n: n // before * count)(shared)
 
 
 def in_turns(plan: Plan) -> Plan:
     """More parts than two turns around the ring, and a rest."""
-    return holds(lambda h: replace(h, stages=3))(leaves(lambda x: replace(x, step=32))(in_groups(plan, 1)))
+    short = leaves(lambda x: x.with_options(FragmentForm, step=32))(in_groups(plan, 1))
+    return holds(lambda h: replace(h, stages=3))(short)
 
 
 def rolled(plan: Plan) -> Plan:
     """Part after part in a loop."""
-    return leaves(lambda x: replace(x, rolled=True))(in_turns(plan))
+    return leaves(lambda x: x.with_options(FragmentForm, rolled=True))(in_turns(plan))
 
 
 @pytest.mark.parametrize(
@@ -431,7 +435,7 @@ def test_plans_for_the_h200_take_tensor_cores_and_keep_them_fed() -> None:
         assert plan is not None
         (kernel,) = plan.kernels
         stages = next(h.stages for t in kernel.walk() if isinstance(t, Tile) for h in t.holds)
-        found[size] = kernel.cut, stages, stages * kernel.leaves[0].step
+        found[size] = kernel.cut, stages, stages * kernel.leaves[0].options(FragmentForm).step
     assert dict(found[4096][0]) in ({"o0": 128, "o1": 256}, {"o0": 256, "o1": 128}) and found[4096][1] >= 3
     assert max(size for _, size in found[128][0]) <= 32 and found[128][2] >= 128
 

@@ -36,6 +36,7 @@ from tilewright.schedule.planner import make_plan
 from tilewright.target import machine
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Leaf, Tile
+from tilewright.tile_graph.plan.leaf_form import FragmentForm
 from tilewright.tile_graph.plan.text import plan_text
 from tilewright.transform.layout.choose import choose_layouts
 from tilewright.transform.precision.three_terms import use_three_terms
@@ -185,7 +186,7 @@ def grouped(anew: int, stages: int = 3) -> Artifact:
     def leaves(leaf: Leaf) -> Leaf:
         if leaf.instruction is None:
             return leaf
-        return replace(leaf, step=32, split=1, lanes=1, instruction="wgmma_tf32", anew=anew)
+        return replace(leaf, lanes=1, form=FragmentForm("wgmma_tf32", step=32, anew=anew))
 
     return planned(replace(artifact, plan=map_leaves(map_tiles(artifact.plan, tiles), leaves)), "h200")
 
@@ -258,7 +259,7 @@ def test_large_products_begin_anew_in_groups() -> None:
     plan = build(load(product(4096, 4096, 4096, "b", FLOAT), {}), machine("h200"), options).plan
     assert plan is not None
     (leaf,) = [x for k in plan.kernels for x in k.leaves if x.instruction is not None]
-    assert (leaf.instruction, leaf.anew) == ("wgmma_tf32", 256)
+    assert (leaf.instruction, leaf.options(FragmentForm).anew) == ("wgmma_tf32", 256)
     narrow = build(load(product(4096, 4096, 4096, "b", FLOAT), {}), machine("h200"), replace(options, precision="tf32"))
     assert narrow.plan is not None
-    assert all(x.anew == 0 for k in narrow.plan.kernels for x in k.leaves)
+    assert all(x.form.anew == 0 for k in narrow.plan.kernels for x in k.leaves if isinstance(x.form, FragmentForm))

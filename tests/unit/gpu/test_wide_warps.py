@@ -17,6 +17,7 @@ from tilewright.options import Options
 from tilewright.target import machine
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Plan, Tile
+from tilewright.tile_graph.plan.leaf_form import ThreadForm
 from tilewright.tile_graph.plan.text import plan_text
 
 WARP = 64
@@ -54,7 +55,7 @@ def test_a_row_is_shared_by_a_whole_warp() -> None:
     artifact = made(reduction("ReduceMax", (5, 300), (1,)))
     assert artifact.plan is not None
     (leaf,) = artifact.plan.kernels[0].leaves
-    assert leaf.split == WARP
+    assert leaf.options(ThreadForm).split == WARP
     (text,) = artifact.sources.values()
     assert "shuffle_xor" in text and ", 32);" in text
     assert f"in warps of {WARP}" in plan_text(artifact.plan)

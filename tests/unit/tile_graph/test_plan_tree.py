@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +22,16 @@ from tilewright.schedule.planner import make_plan
 from tilewright.target import machine
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Bind, Estimate, Hold, Leaf, Plan, Tile, TileAxis
+from tilewright.tile_graph.plan.leaf_form import (
+    LEAF_FORMS,
+    DotForm,
+    FragmentForm,
+    LeafForm,
+    ThreadForm,
+    TileForm,
+    VectorForm,
+    WindowForm,
+)
 from tilewright.tile_graph.plan.text import plan_text
 
 N1, CUDA = machine("neoverse_n1"), machine("cuda")
@@ -106,10 +118,9 @@ def test_json_round_trip(which: str, request: pytest.FixtureRequest) -> None:
     assert again == plan and again.to_json() == plan.to_json() and plan_text(again) == plan_text(plan)
 
 
-def everything() -> Plan:
+def everything(form: LeafForm) -> Plan:
     """One of each: what no planner gives has a text and survives JSON, too."""
-    leaf = Leaf("y", "c", ("e",), ("m",), "whole", "o1", 4, (("o0", 2), ("o1", 8)), ("o0", "o1", "r0"), ("r0",), True,
-                3, (("r0", 16),), 7, 4, 2, True, True, 5, 32, True, "neon_int8", 6, 8, 2)  # fmt: skip
+    leaf = Leaf("y", "c", ("e",), ("m",), "whole", "o1", 4, (("o0", 2), ("o1", 8)), ("o0", "o1", "r0"), True, 3, form)
     axis = TileAxis("rows", 12, (Bind("y", "o0"), Bind("x", "o1", 2, -1)))
     inner = Tile("L1", (("rows", 2),), body=(replace(leaf, part="step"),), holds=(Hold("x", "rolling", "rows"),))
     walked = Tile("L1", (("s", 4),), body=(leaf, inner), holds=(Hold("y", "carry", "s"),))
@@ -121,12 +132,64 @@ def everything() -> Plan:
     return Plan("by hand", "connected", Tile("DRAM", body=(steps,), holds=(Hold("y"),)))
 
 
-def test_every_field_survives_json() -> None:
-    plan = everything()
+FORMS = {
+    "plain": (LeafForm(), ""),
+    "vector": (
+        VectorForm(("r0",), (("r0", 16),), 7, 8, 2, 6, 3, 4),
+        " cut r0:16 7 ahead 8 soon 2 together 6 rows near results 3 at a time",
+    ),
+    "threads": (ThreadForm(True, 5, 2, 32), " flat 5 at once split 2 step 32"),
+    "dot": (DotForm("neon_int8"), " by neon_int8"),
+    "window": (WindowForm("vnni_int8_lanes"), " by vnni_int8_lanes"),
+    "tile": (TileForm("amx_int8", True, 64), " by amx_int8 packed step 64"),
+    "fragments": (FragmentForm("mma_float16", True, 2, 64, 128), " by mma_float16 rolled split 2 step 64 anew 128"),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_field_survives_json(name: str) -> None:
+    plan = everything(FORMS[name][0])
     assert Plan.from_json(plan.to_json()) == plan
+    assert {*LEAF_FORMS} == FORMS.keys() - {"plain"}
 
 
-def test_text() -> None:
+@pytest.mark.parametrize(
+    ("options", "form"),
+    [
+        ({}, LeafForm()),
+        ({"unroll": ["r0"], "cut": [["r0", 16]]}, VectorForm(("r0",), (("r0", 16),))),
+        ({"split": 32}, ThreadForm(split=32)),
+        ({"instruction": "mma_float16", "step": 64, "rolled": True}, FragmentForm("mma_float16", True, step=64)),
+        ({"instruction": "amx_bf16", "packs": True}, TileForm("amx_bf16", packs=True)),
+        ({"instruction": "neon_int8"}, DotForm("neon_int8")),
+    ],
+)
+def test_plans_of_older_versions(options: dict[str, Any], form: LeafForm) -> None:
+    """They had the options of all forms beside each other."""
+    plan = everything(form)
+
+    def older(node: Any) -> Any:
+        if isinstance(node, list):
+            return [older(part) for part in node]
+        if not isinstance(node, dict):
+            return node
+        if "leaf" in node:
+            return {"leaf": {k: v for k, v in node["leaf"].items() if k != "form"} | options}
+        return {name: older(part) for name, part in node.items()}
+
+    assert Plan.from_json(json.dumps(older(json.loads(plan.to_json())))) == plan
+
+
+def test_options_of_another_form_are_refused() -> None:
+    text = everything(ThreadForm(split=2)).to_json().replace('"split": 2', '"ahead": 2')
+    with pytest.raises(InternalError, match="not a plan: .*ahead"):
+        Plan.from_json(text)
+    with pytest.raises(InternalError, match="a leaf of ThreadForm has no options of FragmentForm"):
+        everything(ThreadForm(split=2)).kernels[0].leaves[0].options(FragmentForm)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_text(name: str) -> None:
     told = """\
 plan for by hand, schedule connected, 1 kernel
 DRAM in order
@@ -148,13 +211,13 @@ DRAM in order
       predicted 2.5 us, footprint 64 B
       because it is the only one
 """
-    how = ("core c + e with m; vector o1 x 4 flat by 5; register [o0:2 o1:8]; order o0 o1 r0 to and fro but at"
-           " step 3 by neon_int8 rolled cut r0:16 7 ahead 8 soon 2 together 6 rows near split 2 step 32")  # fmt: skip
-    assert plan_text(everything()) == told.replace("HOW", how)
+    form, options = FORMS[name]
+    how = f"core c + e with m; vector o1 x 4; register [o0:2 o1:8]; order o0 o1 r0 to and fro but at step 3{options}"
+    assert plan_text(everything(form)) == told.replace("HOW", how)
 
 
 def test_how_a_kernel_is_cut_by_the_axes_of_its_result() -> None:
-    plan = everything()
+    plan = everything(LeafForm())
     (kernel,) = plan.kernels
     assert kernel.cut == (("o0", 4),) and kernel.tiles == 3
     assert plan.issued_in("k0") == ("w",) and kernel.prefetched == ("h",) and kernel.held == {"x"}
@@ -323,9 +386,15 @@ LEAVES: dict[str, tuple[dict[str, object], str]] = {
         {"register": (("o2", 6),), "vector": "o2", "lanes": 4},
         "leaf 'p': its register tile along o2 is not whole vectors",
     ),
-    "passes of a map": ({"cut": (("r0", 4),)}, "cut names axis 'r0', which is not one of its 0 r-axes"),
-    "unroll": ({"unroll": ("r1",)}, "unroll names axis 'r1', which is not one of its 0 r-axes"),
-    "ahead": ({"ahead": -1}, "leaf 'p': rows prefetch what comes next where the vector is an output axis"),
+    "passes of a map": (
+        {"form": VectorForm(cut=(("r0", 4),))},
+        "cut names axis 'r0', which is not one of its 0 r-axes",
+    ),
+    "unroll": ({"form": VectorForm(unroll=("r1",))}, "unroll names axis 'r1', which is not one of its 0 r-axes"),
+    "ahead": (
+        {"form": VectorForm(ahead=-1)},
+        "leaf 'p': rows prefetch what comes next where the vector is an output axis",
+    ),
     "to and fro": ({"alternate": True}, "only the steps of a Scan walk to and fro and rest"),
     "idle": ({"idle": 0}, "only the steps of a Scan walk to and fro and rest"),
 }
@@ -348,7 +417,7 @@ def test_leaves_that_are_refused(name: str) -> None:
     [
         ('"level": "L2"', '"level": "L9"', "the target has no level 'L9'"),
         ('"leaf"', '"twig"', "a plan is made of tiles and leaves, not 'twig'"),
-        ('"vector"', '"wector"', "unexpected keyword argument 'wector'"),
+        ('"vector": "', '"wector": "', "unexpected keyword argument 'wector'"),
     ],
 )
 def test_an_edited_plan_is_the_editors_to_mend(

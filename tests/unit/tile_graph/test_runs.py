@@ -19,6 +19,7 @@ from tilewright.target import machine
 from tilewright.tile_graph.algebra.context import NestContext
 from tilewright.tile_graph.algebra.nest import build_nest
 from tilewright.tile_graph.plan.form import Leaf
+from tilewright.tile_graph.plan.leaf_form import VectorForm
 
 
 def weights(*shape: int) -> np.ndarray:
@@ -125,8 +126,8 @@ def test_results_are_turned_in_registers(rows: int, kernel_cache: Path) -> None:
     lanes = CPU.lanes(4)
     order = ("o0", "o2", "o3", "o1", "r0")
     nest = replace(
-        kernel.leaves[0], vector="o1", lanes=lanes, register=(("o3", rows), ("o1", 2 * lanes)), order=order, unroll=(),
-        row_lanes=1, cut=(),
+        kernel.leaves[0], vector="o1", lanes=lanes, register=(("o3", rows), ("o1", 2 * lanes)), order=order,
+        form=VectorForm(),
     )  # fmt: skip
     edited = resized(kernel.with_leaves({nest.tensor: nest}), program, {})
     found = lowered(program, plan=replace(with_kernels(plan, [edited]), layouts=()))

@@ -36,6 +36,7 @@ from tilewright.schedule.planner import make_plan
 from tilewright.target import Cluster, Target
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Barrier, Bind, Hold, Leaf, Plan, Tile, TileAxis
+from tilewright.tile_graph.plan.leaf_form import ThreadForm
 from tilewright.transform.layout.choose import choose_layouts
 
 Change = Callable[[Tile], Tile]
@@ -156,7 +157,8 @@ TOGETHER: dict[str, tuple[Callable[[], Plan], str]] = {
         "children run in one of order, together, not 'at random'",
     ),
     "a leaf that waits for its block": (
-        lambda: map_leaves(warps(program_of(EXPONENTS)), lambda x: replace(x, step=16) if x.tensor == "y" else x),
+        lambda: map_leaves(warps(program_of(EXPONENTS)),
+                           lambda x: x.with_options(ThreadForm, step=16) if x.tensor == "y" else x),
         "a child that runs together has leaves that need no barrier of the block",
     ),
     "a barrier inside a child": (

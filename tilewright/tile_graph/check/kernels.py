@@ -6,16 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import prod
 
 from tilewright.errors import InternalError
-from tilewright.intrinsics.cpu import DOTS, TILES, WINDOW_DOTS
-from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, Scan, all_computes, all_tensors, reads
 from tilewright.ir.meaning.instruct import WARP
 from tilewright.target import Cluster, Target
 from tilewright.tile_graph.algebra.occurrences import told_apart
 from tilewright.tile_graph.algebra.propagate import extent_of
+from tilewright.tile_graph.check.leaves import check_axis, check_leaf, check_loops, check_size, matrix_form, reductions
 from tilewright.tile_graph.check.memory import ClusterCheck, check_cases, check_outside, narrowed
 from tilewright.tile_graph.check.units import (
     check_across,
@@ -41,6 +39,7 @@ from tilewright.tile_graph.plan.form import (
     Tile,
     TileAxis,
 )
+from tilewright.tile_graph.plan.leaf_form import FragmentForm
 from tilewright.tile_graph.traffic.held import held_bytes, inner_bytes, leaf_nest, plan_nests
 from tilewright.tile_graph.traffic.residence import reuse_distances
 
@@ -195,8 +194,8 @@ class _Walker:
             if compute is None:
                 raise ValueError(f"axis {axis.name} runs along '{bind.tensor}', which no leaf below stores")
             rank = len(compute.axes) if isinstance(compute, Map | Reduce) else 0
-            reductions = _reductions(compute)
-            _check_axis(bind.axis, bind.axis[:1], reductions if bind.axis[:1] == "r" else rank, f"axis {axis.name}")
+            count = reductions(compute)
+            check_axis(bind.axis, bind.axis[:1], count if bind.axis[:1] == "r" else rank, f"axis {axis.name}")
             assert isinstance(compute, Map | Reduce)
             own = compute.axes if bind.axis[0] == "o" or isinstance(compute, Map) else compute.reduce_axes
             extent = extent_of(own[int(bind.axis[1:])].extent)
@@ -209,7 +208,7 @@ class _Walker:
                 raise ValueError(f"it cuts axis '{name}', which no tile around it brings in")
             if tile.is_kernel and all(a.name != name for a in tile.axes):
                 raise ValueError(f"a kernel cuts axes of its own, and '{name}' is of a tile around it")
-            _check_size(name, size)
+            check_size(name, size)
             outer = next((dict(t.sizes)[name] for t in reversed(around) if name in dict(t.sizes)), None)
             if outer is not None and outer < axes[name].extent and outer % size:
                 raise ValueError(f"parts of {size} along {name} do not fill parts of {outer}")
@@ -293,24 +292,24 @@ class _Walker:
         if not lanes or not around[-1].holds or any(h.fill != COPIED for h in around[-1].holds):
             raise ValueError("warps stand in a tile that brings their operands, among a block's threads")
         leaves = [n for n in tile.body if isinstance(n, Leaf)]
-        form = FORMS.get(leaves[0].instruction or "") if len(leaves) == len(tile.body) == 1 else None
-        if form is None or len(tile.axes) != 2 or tuple(a.name for a in tile.axes) != tuple(n for n, _ in tile.sizes):
+        options = leaves[0].form if len(leaves) == len(tile.body) == 1 else None
+        cut = tuple(n for n, _ in tile.sizes)
+        if not isinstance(options, FragmentForm) or len(tile.axes) != 2 or tuple(a.name for a in tile.axes) != cut:
             raise ValueError("a tile over warps cuts the rows and the columns of one leaf on matrices")
-        leaf = leaves[0]
-        if leaf.step < form.depth or leaf.step % form.depth:
-            raise ValueError(f"leaf '{leaf.tensor}': {form.name} takes steps of {form.depth}, not {leaf.step}")
-        if leaf.split < 1 or leaf.step % (form.depth * leaf.split) or (leaf.split > 1 and leaf.lanes == 1):
-            raise ValueError(f"leaf '{leaf.tensor}': {leaf.split} groups of warps do not share steps of {leaf.step}")
+        leaf, form = leaves[0], matrix_form(leaves[0], options)
+        step, split = options.step, options.split
+        if split < 1 or step % (form.depth * split) or (split > 1 and leaf.lanes == 1):
+            raise ValueError(f"leaf '{leaf.tensor}': {split} groups of warps do not share steps of {step}")
         for (name, size), axis, unit in zip(tile.sizes, tile.axes, (form.c.rows, 2 * form.c.columns), strict=True):
             if size % unit or axis.extent % size:
                 raise ValueError(f"parts of {size} of {axis.extent} along {name} are not whole fragments of {unit}")
         warp = WARP if self.target is None else self.target.warp
-        if tile.tiles * leaf.split * warp != lanes[-1]:
-            raise ValueError(f"{tile.tiles * leaf.split} warps of {warp} are not {lanes[-1]} threads")
+        if tile.tiles * split * warp != lanes[-1]:
+            raise ValueError(f"{tile.tiles * split} warps of {warp} are not {lanes[-1]} threads")
 
     def _streaming_warps(self, tile: Tile, lanes: Sequence[int]) -> None:
         """Warps that keep a stream in registers: each has some of the rows, and all columns."""
-        forms = {FORMS[x.instruction or ""] for x in tile.leaves if x.instruction in FORMS}
+        forms = {matrix_form(x, x.form) for x in tile.leaves if isinstance(x.form, FragmentForm)}
         if not lanes or len(forms) != 1 or len(tile.axes) != 2 or len(tile.sizes) != 2:
             raise ValueError("warps that keep a stream share the rows of its products, of one instruction, in a block")
         (form,) = forms
@@ -325,9 +324,6 @@ class _Walker:
         warp = WARP if self.target is None else self.target.warp
         if tile.tiles * warp != lanes[-1]:
             raise ValueError(f"{tile.tiles} warps of {warp} are not {lanes[-1]} threads")
-        for leaf in (x for x in tile.leaves if x.instruction in FORMS):
-            if leaf.step < form.depth or leaf.step % form.depth:
-                raise ValueError(f"leaf '{leaf.tensor}': {form.name} takes steps of {form.depth}, not {leaf.step}")
 
     def _leaf(self, leaf: Leaf, around: Sequence[Tile]) -> None:
         if self.kernel is None:
@@ -340,7 +336,7 @@ class _Walker:
         if len(around) > 1 and around[-2].runs == "together":
             walked = around[-2]
         carried = any(h.tensor == leaf.tensor and h.mode == "carry" for h in walked.holds)
-        runs = leaf.instruction in FORMS and leaf.part in ("whole", "step")
+        runs = isinstance(leaf.form, FragmentForm) and leaf.part in ("whole", "step")
         if not streams and runs != (around[-1].over == "warps"):
             raise ValueError(f"leaf '{leaf.tensor}' is shared out to warps where it runs on matrices, and only there")
         if (leaf.part == "step") != carried:
@@ -350,7 +346,7 @@ class _Walker:
         if leaf.part == "copy":
             self._copy(leaf, around)
             return
-        _check_leaf(leaf, self.computes)
+        check_leaf(leaf, self.computes)
         held = [self._served(t) for t in around]
         if not any(leaf.tensor in names for names in (*held, self.outputs)) and not self._escapes(leaf):
             raise ValueError(f"nothing holds '{leaf.tensor}'")
@@ -382,7 +378,7 @@ class _Walker:
         tensor = self.tensors.get(leaf.tensor)
         if tensor is None:
             raise ValueError(f"it copies unknown tensor '{leaf.tensor}'")
-        _check_loops(leaf, tensor.rank, 0)
+        check_loops(leaf, tensor.rank, 0)
 
     def _escapes(self, leaf: Leaf) -> bool:
         return any(self._escapes_name(t.name) for t in self.computes[leaf.tensor].outputs)
@@ -396,118 +392,3 @@ class _Walker:
 def _in_registers(around: Sequence[Tile]) -> bool:
     """Whether warps keep a stream in registers."""
     return any(t.over == "warps" and t.stream is not None for t in around)
-
-
-def _reductions(compute: Compute) -> int:
-    return len(compute.reduce_axes) if isinstance(compute, Reduce) else 0
-
-
-def _check_leaf(leaf: Leaf, computes: Mapping[str, Compute]) -> None:
-    for name in (leaf.tensor, leaf.core, *leaf.epilogue, *leaf.composed):
-        if name not in computes:
-            raise ValueError(f"leaf '{leaf.tensor}' uses unknown tensor '{name}'")
-    core = computes[leaf.core]
-    if not isinstance(core, Map | Reduce):
-        raise ValueError(f"leaf '{leaf.tensor}': a {type(core).__name__} has no nest")
-    for name in leaf.composed:
-        if not isinstance(computes[name], Map):
-            raise ValueError(f"'{name}' cannot be computed again where it is read: it is no map")
-    reductions = _reductions(core)
-    _check_loops(leaf, len(core.axes), reductions)
-    if leaf.instruction is not None:
-        _check_instruction(leaf, core)
-    several = leaf.vector is not None if isinstance(core, Map) else leaf.step > 0 and leaf.instruction is None
-    if leaf.at_once < 1 or (leaf.at_once > 1 and not several):
-        raise ValueError(
-            f"leaf '{leaf.tensor}': {leaf.at_once} at once; a map along a vector has several, and a sum in steps"
-        )
-    if leaf.rolled and leaf.instruction not in FORMS:
-        raise ValueError(f"leaf '{leaf.tensor}' has no ring of parts to be rolled")
-    if leaf.anew and (leaf.instruction not in FORMS or leaf.anew < 0 or leaf.step < 1 or leaf.anew % leaf.step):
-        raise ValueError(f"leaf '{leaf.tensor}': sums of tensor cores begin anew after whole steps")
-    if leaf.flat and (not isinstance(core, Map) or leaf.vector is None or leaf.order[-1:] != (leaf.vector,)):
-        raise ValueError(f"leaf '{leaf.tensor}': only vectors of a map, along its last axis, run on over ends of rows")
-    for axis, size in leaf.cut:
-        _check_axis(axis, "r", reductions, "cut")
-        _check_size(axis, size)
-    if leaf.cut and (len(leaf.cut) > 1 or isinstance(core, Map) or leaf.vector is None or leaf.vector[0] == "r"):
-        raise ValueError(f"leaf '{leaf.tensor}': passes cut one axis of a reduction whose vector is an output axis")
-    for axis in leaf.unroll:
-        _check_axis(axis, "r", reductions, "unroll")
-    if leaf.ahead and (leaf.vector is None or leaf.vector[0] == "r" or leaf.ahead < 0):
-        raise ValueError(f"leaf '{leaf.tensor}': rows prefetch what comes next where the vector is an output axis")
-    if leaf.soon or leaf.together != 1:
-        _check_turns(leaf, isinstance(core, Reduce))
-    if leaf.in_turn and (leaf.in_turn < 0 or isinstance(core, Map) or leaf.vector is None or leaf.vector[0] == "r"):
-        raise ValueError(f"leaf '{leaf.tensor}': results in turn are of a sum whose vector is an output axis")
-    if leaf.near_rows:
-        _check_near_rows(leaf, isinstance(core, Reduce))
-
-
-def _check_turns(leaf: Leaf, is_sum: bool) -> None:
-    """Steps ask for their own panel, and stand together in a turn, in a register tile of rows and vectors."""
-    if leaf.soon < 0 or leaf.together < 1:
-        raise ValueError(f"leaf '{leaf.tensor}': {leaf.soon} steps early, {leaf.together} together")
-    in_tile = is_sum and len(leaf.register) == 2 and leaf.vector is not None and leaf.vector[0] == "o"
-    if not in_tile or leaf.instruction or leaf.row_lanes > 1 or leaf.order[-1] in leaf.unroll:
-        raise ValueError(f"leaf '{leaf.tensor}': steps ask early in a sum on a register tile of rows and vectors")
-
-
-def _check_near_rows(leaf: Leaf, is_sum: bool) -> None:
-    """Rows stay near while panels pass: blocks of rows are the innermost loop, those along the vector around it."""
-    outputs = [a for a in leaf.order if a[0] == "o"]
-    inside = len(leaf.register) == 2 and outputs[-1:] and outputs[-1] in dict(leaf.register)
-    if not is_sum or not inside or outputs[-2:-1] != [leaf.vector] or leaf.cut or leaf.ahead or leaf.instruction:
-        raise ValueError(f"leaf '{leaf.tensor}': rows stay near in a sum whose blocks of rows are inside its panels")
-    if leaf.near_rows < 0 or leaf.near_rows % dict(leaf.register)[outputs[-1]]:
-        raise ValueError(f"leaf '{leaf.tensor}': {leaf.near_rows} rows near are not whole register tiles")
-
-
-def _check_loops(leaf: Leaf, outputs: int, reductions: int) -> None:
-    """The order, the register tile and the vector of a leaf are of its axes."""
-    every = {*(f"o{i}" for i in range(outputs)), *(f"r{i}" for i in range(reductions))}
-    if sorted(leaf.order) != sorted(every):
-        raise ValueError(f"leaf '{leaf.tensor}': order {list(leaf.order)} is not its axes {sorted(every)} once each")
-    for axis, size in leaf.register:
-        if axis not in every:
-            raise ValueError(f"leaf '{leaf.tensor}' has no axis '{axis}'; it has {', '.join(sorted(every))}")
-        _check_size(axis, size)
-    if leaf.vector is not None:
-        if leaf.vector not in every:
-            raise ValueError(f"leaf '{leaf.tensor}' has no axis '{leaf.vector}' to vectorise")
-        if leaf.lanes < 1 or leaf.lanes & (leaf.lanes - 1):
-            raise ValueError(f"leaf '{leaf.tensor}': {leaf.lanes} lanes; a vector has a power of two")
-        if dict(leaf.register).get(leaf.vector, leaf.lanes) % leaf.lanes:
-            raise ValueError(f"leaf '{leaf.tensor}': its register tile along {leaf.vector} is not whole vectors")
-
-
-def _check_instruction(leaf: Leaf, core: Map | Reduce) -> None:
-    if leaf.instruction in FORMS:
-        if not isinstance(core, Reduce) or core.monoid.operator != "add":
-            raise ValueError(f"leaf '{leaf.tensor}': {leaf.instruction} runs a sum of products")
-        return
-    known = {**DOTS, **WINDOW_DOTS}
-    dot = known.get(leaf.instruction or "")
-    if dot is None:
-        raise ValueError(f"leaf '{leaf.tensor}': no instruction '{leaf.instruction}'; there are {', '.join(known)}")
-    if not isinstance(core, Reduce) or leaf.vector is None or leaf.vector[0] != "o" or leaf.order[-1][0] != "r":
-        raise ValueError(f"leaf '{leaf.tensor}': {dot.name} runs a sum of products with its vector along an output")
-    if leaf.part in ("start", "step", "finish"):
-        raise ValueError(f"leaf '{leaf.tensor}': {dot.name} takes whole sums, and those of a stream come in blocks")
-    if leaf.lanes != dot.lanes:
-        raise ValueError(f"leaf '{leaf.tensor}': {dot.name} has {dot.lanes} lanes, not {leaf.lanes}")
-    register = dict(leaf.register)
-    sides = [-(-n // (dot.lanes if a == leaf.vector else dot.rows)) for a, n in register.items()]
-    tiles = prod(sides) + sum(sides) + (2 - len(sides))
-    if leaf.vector not in register or any(a[0] != "o" for a in register) or (dot.is_tile and tiles > TILES):
-        raise ValueError(f"leaf '{leaf.tensor}': {dot.name} cannot keep a register tile of {register}")
-
-
-def _check_axis(axis: str, kind: str, count: int, what: str) -> None:
-    if axis not in {f"{kind}{i}" for i in range(count)}:
-        raise ValueError(f"{what} names axis '{axis}', which is not one of its {count} {kind}-axes")
-
-
-def _check_size(axis: str, size: int) -> None:
-    if size < 1:
-        raise ValueError(f"size {size} along {axis}")

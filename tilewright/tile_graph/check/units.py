@@ -10,6 +10,7 @@ from tilewright.target import Target
 from tilewright.tile_graph.algebra.occurrences import is_copied, told_apart
 from tilewright.tile_graph.algebra.own_state import own_axes
 from tilewright.tile_graph.plan.form import COPIED, RUNS, Barrier, Hold, Leaf, Tile
+from tilewright.tile_graph.plan.leaf_form import ThreadForm
 from tilewright.tile_graph.traffic.held import held_bytes, plan_nests
 
 Around = Sequence[Tile]
@@ -177,7 +178,7 @@ def _check_shares(
         raise ValueError(f"children take {sum(c.count for c in children)} threads together of {lanes[-1]}")
     for child in children:
         leaves = [n for n in child.body if isinstance(n, Leaf)]
-        if len(leaves) != len(child.body) or any(leaf.step for leaf in leaves):
+        if len(leaves) != len(child.body) or any(leaf.options(ThreadForm).step for leaf in leaves):
             raise ValueError("a child that runs together has leaves that need no barrier of the block")
         for leaf in leaves:
             before = {n.tensor for n in leaves if n is not leaf}

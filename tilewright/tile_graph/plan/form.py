@@ -27,13 +27,14 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from tilewright.errors import InternalError
 from tilewright.ir.forms.tensor import Layout, StorageAxis
 from tilewright.ir.meaning.instruct import WARP
+from tilewright.tile_graph.plan.leaf_form import LEAF_FORMS, PLAIN, InstructionForm, LeafForm, Sizes, form_of_older
 
-Sizes = tuple[tuple[str, int], ...]  # axis name -> size, in order
+AnyForm = TypeVar("AnyForm", bound=LeafForm)
 
 # one part after the other, or to whom; again while data say so, or one of its children as they choose
 HANDED_OUT = ("order", "cores", "blocks", "lanes", "warps", "steps", "while", "branch")
@@ -60,24 +61,22 @@ class Leaf:
     lanes: int = 1
     register: Sizes = ()  # register tile along output axes
     order: tuple[str, ...] = ()  # loops over blocks, outermost first, then reduction loops
-    unroll: tuple[str, ...] = ()  # reduction axes written out
     alternate: bool = False  # blocks are walked backwards in every second step of a Scan
     idle: int | None = None  # the first step of a Scan that begins with zeros: there is nothing to sum up in it
-    cut: Sizes = ()  # a reduction axis done in passes of so many elements, partial sums kept in the result's place
-    ahead: int = 0  # elements of the next panel of weights that a step of a sum prefetches; else rows
-    row_lanes: int = 1  # steps of the innermost reduction whose broadcast operand is read as one vector
-    split: int = 1  # threads that share one reduction
-    rolled: bool = False  # parts of a sum one after the other in a loop, no turn around their ring written out
-    flat: bool = False  # vectors of a map run on over the ends of rows: all its axes are one
-    at_once: int = 1  # vectors of a map, or steps of a sum, that a GPU has under way together
-    step: int = 0  # reduction elements at a time: staged in a GPU's shared memory, summed up in a CPU's tiles (0: all)
-    packs: bool = False  # rows of a matrix instruction are copied block by block, though they could be read in place
-    instruction: str | None = None  # the dot-product or matrix instruction of the intrinsics table that runs its core
-    near_rows: int = 0  # rows of a sum that every panel of weights takes before the next rows come (0: all of them)
-    soon: int = 0  # steps of a sum before it multiplies weights of its own panel that it prefetches them, nearer
-    together: int = 1  # steps of a sum written out in a turn of its innermost loop
-    in_turn: int = 0  # vectors of a sum whose results are computed at a time, in a loop (0: all, written out)
-    anew: int = 0  # reduction elements after which sums of tensor cores are added to others and begin anew (0: never)
+    form: LeafForm = PLAIN  # by which it runs, with options that this form alone has
+
+    @property
+    def instruction(self) -> str | None:
+        """That of the intrinsics table which runs its core."""
+        return self.form.instruction if isinstance(self.form, InstructionForm) else None
+
+    def options(self, form: type[AnyForm]) -> AnyForm:
+        """Those of a form; the usual ones where the leaf has another."""
+        return form.of(self.form)
+
+    def with_options(self, form: type[LeafForm], **changed: Any) -> Leaf:
+        """The leaf in a form, some of its options other than they are."""
+        return replace(self, form=replace(self.options(form), **changed))
 
     @cached_property
     def unnamed(self) -> Leaf:
@@ -96,7 +95,7 @@ class Leaf:
     @cached_property
     def _hash(self) -> int:
         """Kept: what is known of a nest is found by its leaf, again and again."""
-        return hash((self.tensor, self.vector, self.lanes, self.register, self.order, self.cut, self.instruction))
+        return hash((self.tensor, self.vector, self.lanes, self.register, self.order, self.form))
 
 
 @dataclass(frozen=True)
@@ -339,7 +338,8 @@ def cut_axes(tensor: str, extents: Mapping[str, int], sizes: Mapping[str, int]) 
     return axes, tuple((f"t{name[1:]}", size) for name, size in sizes.items())
 
 
-_FORMS = (Plan, Case, Tile, Leaf, Barrier, Hold, TileAxis, Bind, Estimate, Layout, StorageAxis)
+_FORMS = (Plan, Case, Tile, Leaf, LeafForm, Barrier, Hold, TileAxis, Bind, Estimate, Layout, StorageAxis)
+_KINDS = {Tile: "tile", Leaf: "leaf", Barrier: "barrier", **{form: name for name, form in LEAF_FORMS.items()}}
 
 
 def _encoded(value: Any) -> Any:
@@ -354,7 +354,7 @@ def _encoded(value: Any) -> Any:
         usual = part.default if part.default is not MISSING else None
         if item != usual or part.default is MISSING:
             shown[part.name] = _encoded(item)
-    kind = {Tile: "tile", Leaf: "leaf", Barrier: "barrier"}.get(type(value))
+    kind = _KINDS.get(type(value))
     return shown if kind is None else {kind: shown}
 
 
@@ -368,9 +368,10 @@ def _of(kind: Callable[..., Any], value: Mapping[str, Any], **made: Any) -> Any:
 
 def _node(value: Mapping[str, Any]) -> Tile | Leaf | Barrier:
     ((kind, inside),) = value.items()
-    if kind in ("leaf", "barrier"):
-        made: Leaf | Barrier = _of(Leaf if kind == "leaf" else Barrier, inside)
-        return made
+    if kind == "leaf":
+        return leaf_of(inside)
+    if kind == "barrier":
+        return Barrier(**inside)
     if kind != "tile":
         raise ValueError(f"a plan is made of tiles and leaves, not '{kind}'")
     tile: Tile = _of(
@@ -380,6 +381,23 @@ def _node(value: Mapping[str, Any]) -> Tile | Leaf | Barrier:
         estimate=_of(Estimate, inside.get("estimate", {})),
     )  # fmt: skip
     return tile
+
+
+def leaf_values(leaf: Leaf) -> dict[str, Any]:
+    """A Leaf as JSON has it."""
+    found: dict[str, Any] = _encoded(leaf)["leaf"]
+    return found
+
+
+def leaf_of(value: Mapping[str, Any]) -> Leaf:
+    own = {part.name for part in fields(Leaf)}
+    options = {name: _tuples(item) for name, item in value.items() if name not in own}
+    form = form_of_older(options) if "form" not in value else PLAIN
+    if "form" in value:
+        ((kind, given),) = value["form"].items()
+        form = _of(LEAF_FORMS[kind], {**given, **options})
+    made: Leaf = _of(Leaf, {name: item for name, item in value.items() if name in own}, form=form)
+    return made
 
 
 def _layout(value: Mapping[str, Any]) -> Layout:

@@ -85,14 +85,6 @@ def _leaf(leaf: Leaf) -> str:
     return (f"{'leaf' if leaf.part == 'whole' else leaf.part} {leaf.tensor}: core {leaf.core}"
             f"{''.join(f' + {name}' for name in leaf.epilogue)}"
             f"{''.join(f' with {name}' for name in leaf.composed)}; vector {leaf.vector} x {leaf.lanes}"
-            f"{' flat' if leaf.flat else ''}{f' by {leaf.at_once}' if leaf.at_once > 1 else ''};"
-            f" register [{register}]; order {' '.join(leaf.order)}{' to and fro' if leaf.alternate else ''}"
+            f"; register [{register}]; order {' '.join(leaf.order)}{' to and fro' if leaf.alternate else ''}"
             f"{f' but at step {leaf.idle}' if leaf.idle is not None else ''}"
-            f"{' by ' + leaf.instruction if leaf.instruction else ''}{' rolled' if leaf.rolled else ''}"
-            f"{' cut ' + ' '.join(f'{a}:{n}' for a, n in leaf.cut) if leaf.cut else ''}"
-            f"{f' {leaf.ahead} ahead' if leaf.ahead else ''}"
-            f"{f' {leaf.soon} soon' if leaf.soon else ''}{f' {leaf.together} together' if leaf.together > 1 else ''}"
-            f"{f' {leaf.near_rows} rows near' if leaf.near_rows else ''}"
-            f"{f' results {leaf.in_turn} at a time' if leaf.in_turn else ''}"
-            f"{f' split {leaf.split}' if leaf.split > 1 else ''}"
-            f"{f' step {leaf.step}' if leaf.step else ''}{f' anew {leaf.anew}' if leaf.anew else ''}")  # fmt: skip
+            f"{leaf.form.text()}")  # fmt: skip

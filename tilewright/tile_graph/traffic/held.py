@@ -15,6 +15,7 @@ from tilewright.tile_graph.algebra.parts import between_barriers
 from tilewright.tile_graph.algebra.propagate import Box, Range, box_elements, extent_of, propagate, whole
 from tilewright.tile_graph.algebra.streams import stream_of
 from tilewright.tile_graph.plan.form import COPIED, Leaf, Tile, TileAxis
+from tilewright.tile_graph.plan.leaf_form import FragmentForm
 from tilewright.tile_graph.traffic.moving import footprint
 
 _Part = tuple[int, Axis]  # elements of a part, and the axis that tells where it begins
@@ -97,9 +98,10 @@ def ring_bytes(kernel: Tile) -> int:
         for tile in (t for t in around.body if isinstance(t, Tile) and t.over == "warps"):
             (leaf,) = tile.leaves
             rows, columns = (a.extent for a in tile.axes)
-            width = FORMS[leaf.instruction or ""].operand.bytes
+            form = leaf.options(FragmentForm)
+            width = FORMS[form.instruction].operand.bytes
             sums = rows * columns * _SUM_BYTES if leaf.lanes > 1 else 0
-            most = max(most, around.holds[0].stages * leaf.step * width * (rows + columns), sums)
+            most = max(most, around.holds[0].stages * form.step * width * (rows + columns), sums)
     return most
 
 
@@ -110,14 +112,15 @@ def _stream_rings(kernel: Tile) -> int:
     assert walked is not None
     rows, columns = (a.extent for a in warps.axes)
     total = 0
-    for leaf in (x for x in walked.leaves if x.instruction in FORMS):
-        width = FORMS[leaf.instruction or ""].operand.bytes
+    for leaf in (x for x in walked.leaves if isinstance(x.form, FragmentForm)):
+        form = leaf.options(FragmentForm)
+        width = FORMS[form.instruction].operand.bytes
         stages = next(h.stages for h in walked.holds if h.fill == COPIED)
         if leaf.part == "whole":
             block = -(-dict(walked.sizes)[walked.sizes[0][0]] // 16) * 16
-            total += width * leaf.step * (rows + stages * block)
+            total += width * form.step * (rows + stages * block)
         else:
-            total += width * leaf.step * stages * columns
+            total += width * form.step * stages * columns
     return total
 
 

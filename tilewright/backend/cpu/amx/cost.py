@@ -28,6 +28,7 @@ from tilewright.tile_graph.algebra.context import NestContext, stride
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import Box, Size, extent_of
 from tilewright.tile_graph.plan.form import Leaf
+from tilewright.tile_graph.plan.leaf_form import TileForm
 
 
 def rows_of_a_register(nest: Nest, found: Contraction, inner: Axis, context: NestContext) -> int:
@@ -100,7 +101,8 @@ def tile_seconds(
     height = register.get(nest.axis_names()[found.rows[-1]], 1) if found.rows else 1
     width = register[plan.vector or ""]
     steps = outer * -(-extent // block)
-    passes = -(-extent // plan.step) if plan.step else 1
+    step = plan.options(TileForm).step
+    passes = -(-extent // step) if step else 1
     across, down = -(-columns // width), -(-rows // height)
     registers = -(-columns // dot.lanes)  # of columns, all panels
     cycle = dot.lanes * dot.block / rate
@@ -137,7 +139,7 @@ def _copied(
     if windows and (found.conditions or not is_whole):
         reached = rows * _overlap(found, windows, sizes)
         return reached * (AMX_PLACE_CYCLES + AMX_COPY_CYCLES * steps / prod(extent_of(a.extent) for a in windows))
-    if plan.packs or not is_whole or found.conditions:
+    if plan.options(TileForm).packs or not is_whole or found.conditions:
         return AMX_COPY_CYCLES * rows * steps
     return 0.0
 

@@ -38,6 +38,7 @@ from tilewright.lower.nesting import alloc, serial, trip_count, walked
 from tilewright.lower.register_block import Block
 from tilewright.target.instruction_sets import LINE_BYTES
 from tilewright.tile_graph.algebra.propagate import extent_of
+from tilewright.tile_graph.plan.leaf_form import TileForm
 
 _Configuration = tuple[tuple[int, int], ...]  # rows and bytes of a row, by tile
 
@@ -81,6 +82,10 @@ class _Sums:
 class CpuTileInstruction(CpuInstruction):
     """The same nest where the instruction is one of matrix registers."""
 
+    @property
+    def summed(self) -> int:
+        return self.plan.options(TileForm).step
+
     def statements(self) -> tuple[Stmt, ...]:
         return CpuTiles(self, self.setting()).statements()
 
@@ -91,7 +96,7 @@ class CpuTiles:
     def __init__(self, nest: CpuNest, setting: Setting) -> None:
         self.nest = nest
         self.sums = _sums(nest, setting)
-        self.rows = tile_rows(nest, setting, self._most(setting), nest.plan.packs)
+        self.rows = tile_rows(nest, setting, self._most(setting), nest.plan.options(TileForm).packs)
         self.setting = self.rows.setting
 
     def _most(self, setting: Setting) -> int:
@@ -285,7 +290,7 @@ def _sums(nest: CpuNest, setting: Setting) -> _Sums:
     """Where tiles leave their sums: one block, or the whole tile where the reduction comes in several passes."""
     assert nest.nest.monoid is not None
     dtype = nest.nest.monoid.identity[0].dtype
-    part = nest.plan.step // setting.block if not setting.windows else 0
+    part = nest.plan.options(TileForm).step // setting.block if not setting.windows else 0
     block = (setting.size, -(-setting.width // setting.dot.lanes) * setting.dot.lanes)
     if not part or part >= setting.steps:
         return _Sums(Buffer(nest.names.fresh("sums"), (1, 1, *block), dtype, Memory.SCRATCH), setting.steps, None)

@@ -23,6 +23,7 @@ from tilewright.lower.blocks import Piece, pieces
 from tilewright.lower.nesting import serial, trip_count, unrolled, walked
 from tilewright.lower.register_block import Block
 from tilewright.tile_graph.algebra.propagate import Range, extent_of
+from tilewright.tile_graph.plan.leaf_form import WindowForm
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +42,7 @@ class CpuWindow(CpuNest):
 
     def statements(self) -> tuple[Stmt, ...]:
         found = window_of(self.nest)
-        dot = WINDOW_DOTS[self.plan.instruction or ""]
+        dot = WINDOW_DOTS[self.plan.options(WindowForm).instruction]
         if found is None or not self._is_ready(found, dot):
             return super().statements()
         row, channels = self.ranges[found.row], self.ranges[found.channel]

@@ -21,6 +21,7 @@ from tilewright.tile_graph.algebra.context import NestContext, stride
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import Box, Size, extent_of
 from tilewright.tile_graph.plan.form import Leaf
+from tilewright.tile_graph.plan.leaf_form import WindowForm
 
 
 def plan_window(nest: Nest, context: NestContext) -> Leaf | None:
@@ -45,7 +46,7 @@ def plan_window(nest: Nest, context: NestContext) -> Leaf | None:
         tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue,
         vector=names[found.channel], lanes=dot.lanes,
         register=((names[found.row], min(rows, extent_of(found.row.extent))), (names[found.channel], CHANNELS)),
-        order=tuple(names[a] for a in order), instruction=dot.name,
+        order=tuple(names[a] for a in order), form=WindowForm(dot.name),
     )  # fmt: skip
 
 
@@ -61,7 +62,7 @@ def window_seconds(nest: Nest, plan: Leaf, box: Box, target: Target) -> Size:
     """Interleaving every position of every row, then the dot products; a block of channels counts as a whole one."""
     found = window_of(nest)
     assert found is not None
-    dot = WINDOW_DOTS[plan.instruction or ""]
+    dot = WINDOW_DOTS[plan.options(WindowForm).instruction]
     cycle = 2 * target.lanes(4) / target.fma_rate
     outputs: Size = 1
     positions: Size = 1
@@ -85,4 +86,4 @@ def window_layouts(nest: Nest, plan: Leaf, context: NestContext) -> dict[Tensor,
     found = window_of(nest)
     if found is None or not context.layout(found.b.source).is_natural:
         return {}
-    return {found.b.source: found.layout(WINDOW_DOTS[plan.instruction or ""])}
+    return {found.b.source: found.layout(WINDOW_DOTS[plan.options(WindowForm).instruction])}

@@ -25,6 +25,7 @@ from tilewright.lower.blocks import Piece, pieces
 from tilewright.lower.nesting import serial, trip_count, unrolled, walked
 from tilewright.lower.register_block import Block
 from tilewright.tile_graph.algebra.propagate import Range, extent_of
+from tilewright.tile_graph.plan.leaf_form import InstructionForm
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,9 +54,14 @@ class CpuInstruction(CpuNest):
 
     # --- what is known before
 
+    @property
+    def summed(self) -> int:
+        """Elements of k in a pass; 0: all."""
+        return 0
+
     def setting(self) -> Setting:
         """Of a plan with an instruction that the nest can take; InternalError of others."""
-        dot = DOTS[self.plan.instruction or ""]
+        dot = DOTS[self.plan.options(InstructionForm).instruction]
         inner = self.nest.named(self.plan.order[-1])
         found = next((c for c in contractions(self.nest) if c.column is self.vector and _name(dot, c)), None)
         # a streamed reduction comes in blocks that need not be whole groups, and begins from what is carried
@@ -67,7 +73,7 @@ class CpuInstruction(CpuNest):
         width = self.register[found.column]
         place = self.access.read[found.b.source]
         is_packed = found.is_packable and not place.lows and _is_multiple(self.ranges[found.column].low, width)
-        is_packed = is_packed and place.layout == panel_layout(found, outer, inner, dot, block, width, self.plan.step)
+        is_packed = is_packed and place.layout == panel_layout(found, outer, inner, dot, block, width, self.summed)
         rows: list[Axis] = []
         for axis in reversed(found.rows):
             rows.insert(0, axis)

@@ -22,7 +22,8 @@ from tilewright.ir.forms.tensor import Tensor
 from tilewright.tile_graph.algebra.context import NestContext, is_contraction
 from tilewright.tile_graph.algebra.nest import Nest, shares_a_read
 from tilewright.tile_graph.algebra.propagate import extent_of
-from tilewright.tile_graph.plan.form import Leaf, Sizes
+from tilewright.tile_graph.plan.form import Leaf
+from tilewright.tile_graph.plan.leaf_form import Sizes, VectorForm
 
 
 def feasible_plans(nest: Nest, context: NestContext) -> list[Leaf]:
@@ -32,7 +33,7 @@ def feasible_plans(nest: Nest, context: NestContext) -> list[Leaf]:
         return built
     found: dict[Leaf, None] = dict.fromkeys(built)
     for vector in _vector_axes(nest, context):
-        found.update(dict.fromkeys(_with_vector(nest, vector, context, replace(built[0], cut=()))))
+        found.update(dict.fromkeys(_with_vector(nest, vector, context, built[0])))
     return list(found)
 
 
@@ -64,7 +65,7 @@ def _with_vector(nest: Nest, vector: Axis, context: NestContext, default: Leaf) 
                             default, vector=names[vector], lanes=lanes,
                             register=tuple((names[a], n) for a, n in register.items()),
                             order=tuple(names[a] for a in (*order, *reduction)),
-                            unroll=tuple(names[a] for a in unroll), row_lanes=row_lanes,
+                            form=VectorForm(unroll=tuple(names[a] for a in unroll), row_lanes=row_lanes),
                         )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tilewright.backend.cpu.amx.tiles import CpuTileInstruction
 from tilewright.backend.cpu.depthwise.lower_window import CpuWindow
@@ -11,7 +11,6 @@ from tilewright.backend.cpu.leaf.padding import filled_up
 from tilewright.backend.cpu.prefetch.prefetch import with_prefetches
 from tilewright.backend.cpu.vector.nest import CpuNest
 from tilewright.errors import InternalError
-from tilewright.intrinsics.cpu import DOTS, WINDOW_DOTS
 from tilewright.ir.forms.expr import Axis
 from tilewright.ir.forms.loops import Alloc, For, ForKind, If, Stmt
 from tilewright.ir.forms.tensor import Layout, Tensor
@@ -20,6 +19,11 @@ from tilewright.lower.kernel import Binding, KernelLowering, ScanView
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.streams import Work
 from tilewright.tile_graph.plan.form import Tile
+from tilewright.tile_graph.plan.leaf_form import DotForm, LeafForm, TileForm, WindowForm
+
+_LOWERED: Mapping[type[LeafForm], type[CpuNest]] = {
+    DotForm: CpuInstruction, TileForm: CpuTileInstruction, WindowForm: CpuWindow,
+}  # fmt: skip
 
 
 class CpuKernel(KernelLowering):
@@ -45,19 +49,10 @@ class CpuKernel(KernelLowering):
         return tuple(body)
 
     def _leaf_statements(self, work: Work) -> tuple[Stmt, ...]:
-        kind = _form(work.leaf.instruction)
+        kind = _LOWERED.get(type(work.leaf.form), CpuNest)
         access = self.access_of(work)
         lowered = kind(work.nest, work.leaf, work.box, dict(work.limits), access, self.names, self.step)
         return (*lowered.statements(), *filled_up(work.nest, work.box, access, work.leaf.lanes))
-
-
-def _form(instruction: str | None) -> type[CpuNest]:
-    """What lowers a leaf, by its instruction."""
-    if instruction is None:
-        return CpuNest
-    if instruction in WINDOW_DOTS:
-        return CpuWindow
-    return CpuTileInstruction if instruction in DOTS and DOTS[instruction].is_tile else CpuInstruction
 
 
 def lower_cpu_kernel(

@@ -7,7 +7,7 @@ intermediates do not fit the tile level is not a candidate (Welder's footprint, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from math import prod
 
@@ -66,6 +66,7 @@ from tilewright.tile_graph.algebra.rolling import Overlap, moves, reads_of, step
 from tilewright.tile_graph.algebra.signature import signature
 from tilewright.tile_graph.algebra.streams import Stream
 from tilewright.tile_graph.plan.form import Leaf
+from tilewright.tile_graph.plan.leaf_form import VectorForm
 from tilewright.tile_graph.traffic.moving import footprint, looked_up
 
 
@@ -313,7 +314,8 @@ def weights_ahead(
            tuple([leaf.unnamed for leaf in leaves]), choice.tile, choice.step, context.weights_fit)  # fmt: skip
     if key not in known:
         known[key] = _asked_ahead(nests, leaves, choice, context)
-    return tuple(replace(leaf, **asked) for leaf, asked in zip(leaves, known[key], strict=True))
+    return tuple(leaf.with_options(VectorForm, **asked) if asked else leaf
+                 for leaf, asked in zip(leaves, known[key], strict=True))  # fmt: skip
 
 
 def _asked_ahead(
@@ -334,7 +336,7 @@ def _asked_ahead(
     def asked(nest: Nest, leaf: Leaf) -> dict[str, int]:
         if walks_rows(nest, leaf, context):
             return {"ahead": rows_ahead(nest, leaf, context, made)}
-        if nest not in walked:
+        if nest not in walked or leaf.instruction is not None:
             return {}
         ahead = int(asked_ahead(nest, leaf, walked[nest], context))
         near = 0 if ahead else near_rows(nest, leaf, walked[nest], context)

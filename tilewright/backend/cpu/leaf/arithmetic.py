@@ -26,6 +26,7 @@ from tilewright.tile_graph.algebra.nest import Nest, period
 from tilewright.tile_graph.algebra.propagate import Size, extent_of, whole
 from tilewright.tile_graph.algebra.runs import stretch
 from tilewright.tile_graph.plan.form import Leaf
+from tilewright.tile_graph.plan.leaf_form import VectorForm
 from tilewright.tile_graph.traffic.touch import chosen, inside_share, least, most
 
 Parts = list[tuple[Size, Part]]
@@ -224,5 +225,8 @@ def leaf_arithmetic(nest: Nest, plan: Leaf, context: NestContext) -> Arithmetic:
     transposed = next((a for a in blocked if a is not vector), None) if is_plain else None
     walks_on = vector is not None and vector in nest.axes and not nest.unswitched and transposed is None
     around = dict(walked_on(nest, vector, None, context)) if walks_on else {}
-    return arithmetic_of(nest, vector, plan.lanes, blocked, [a for a in order if a in nest.reduce_axes],
-                         [nest.named(a) for a in plan.unroll], plan.row_lanes, around, context, transposed)  # fmt: skip
+    options = plan.options(VectorForm)
+    unroll, along = [nest.named(a) for a in options.unroll], [a for a in order if a in nest.reduce_axes]
+    return arithmetic_of(
+        nest, vector, plan.lanes, blocked, along, unroll, options.row_lanes, around, context, transposed
+    )

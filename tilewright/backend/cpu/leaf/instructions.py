@@ -22,7 +22,7 @@ from tilewright.backend.cpu.constants import (
 )
 from tilewright.backend.cpu.depthwise.window_plan import plan_window, window_layouts, window_seconds
 from tilewright.backend.cpu.dot.contraction import Contraction, block_of, contractions, panel_layout
-from tilewright.intrinsics.cpu import DOTS, WINDOW_DOTS, Dot
+from tilewright.intrinsics.cpu import DOTS, Dot
 from tilewright.ir.forms.expr import Axis, Load, loads
 from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.target import Target
@@ -30,6 +30,7 @@ from tilewright.tile_graph.algebra.context import NestContext, stride
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import Box, Size, extent_of
 from tilewright.tile_graph.plan.form import Leaf
+from tilewright.tile_graph.plan.leaf_form import DotForm, InstructionForm, LeafForm, TileForm, WindowForm
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,11 +50,10 @@ def instruction_rate(dot: Dot, target: Target) -> float:
 
 def instruction_seconds(nest: Nest, plan: Leaf, box: Box, target: Target) -> Size:
     """Multiply-adds of a box at the instruction's rate, left-over rows and columns as long as whole ones."""
-    assert plan.instruction is not None
-    if plan.instruction in WINDOW_DOTS:
+    if isinstance(plan.form, WindowForm):
         return window_seconds(nest, plan, box, target)
-    dot, found = DOTS[plan.instruction], _meant(nest, plan)
-    if dot.is_tile and found is not None:
+    dot, found = DOTS[plan.options(InstructionForm).instruction], _meant(nest, plan)
+    if isinstance(plan.form, TileForm) and found is not None:
         return tile_seconds(nest, plan, box, dot, found, target, instruction_rate(dot, target))
     points: Size = prod(extent_of(r.extent) for r in nest.reduce_axes)
     rows: Size = 1
@@ -93,12 +93,14 @@ def plan_instruction(nest: Nest, context: NestContext) -> Leaf | None:
     order = (*found.plain, found.column, *found.rows, *found.windows(nest, best.inner), best.inner)
     step = _step(nest, best.dot, found, best.inner, best.rows, best.columns, context.target)
     depth = step or extent_of(best.inner.extent)
-    is_summed = best.dot.is_tile and not found.windows(nest, best.inner)
+    form: LeafForm = DotForm(best.dot.name)
+    if best.dot.is_tile:
+        is_summed = not found.windows(nest, best.inner)
+        form = TileForm(best.dot.name, is_summed and is_crowded(found, best.rows, best.columns, depth, context), step)
     return Leaf(
         tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue,
         vector=names[found.column], lanes=best.dot.lanes, register=tuple(register),
-        order=tuple(names[a] for a in order), instruction=best.dot.name,
-        step=step, packs=is_summed and is_crowded(found, best.rows, best.columns, depth, context),
+        order=tuple(names[a] for a in order), form=form,
     )  # fmt: skip
 
 
@@ -119,7 +121,7 @@ def crowding(
     factor: Size = 1.0
     for nest, plan in zip(nests, plans, strict=True):
         found = _meant(nest, plan)
-        if found is None or DOTS[plan.instruction or ""].is_tile:  # whose own cost has it
+        if found is None or isinstance(plan.form, TileForm):  # whose own cost has it
             continue
         sizes = dict(zip(nest.axes, (r.size for r in boxes[nest]), strict=True))
         rows: Size = 1
@@ -133,15 +135,15 @@ def crowding(
 
 def _meant(nest: Nest, plan: Leaf) -> Contraction | None:
     """The contraction that the plan's instruction runs."""
-    if plan.instruction is None or plan.vector is None or plan.instruction in WINDOW_DOTS:
+    if not isinstance(plan.form, DotForm | TileForm) or plan.vector is None:
         return None
-    dot, column = DOTS[plan.instruction], nest.named(plan.vector)
+    dot, column = DOTS[plan.form.instruction], nest.named(plan.vector)
     return next((c for c in contractions(nest) if c.column is column and dot.instruction(*_types(c))), None)
 
 
 def instruction_layouts(nest: Nest, plan: Leaf, context: NestContext) -> dict[Tensor, Layout]:
     """How b is packed for the plan's instruction."""
-    if plan.instruction in WINDOW_DOTS:
+    if isinstance(plan.form, WindowForm):
         return window_layouts(nest, plan, context)
     found = _meant(nest, plan)
     if found is None or not found.is_packable or found.b.source not in context.constants:
@@ -149,8 +151,9 @@ def instruction_layouts(nest: Nest, plan: Leaf, context: NestContext) -> dict[Te
     if not context.layout(found.b.source).is_natural:
         return {}
     columns = dict(plan.register)[plan.vector or ""]
-    dot, inner = DOTS[plan.instruction or ""], nest.named(plan.order[-1])
-    return {found.b.source: _layout(nest, dot, found, inner, columns, plan.step)}
+    dot, inner = DOTS[plan.options(InstructionForm).instruction], nest.named(plan.order[-1])
+    step = plan.form.step if isinstance(plan.form, TileForm) else 0
+    return {found.b.source: _layout(nest, dot, found, inner, columns, step)}
 
 
 def _types(found: Contraction) -> tuple[str, str]:

@@ -20,6 +20,7 @@ from tilewright.tile_graph.algebra.propagate import Box, Range, Size, extent_of,
 from tilewright.tile_graph.algebra.rows import Rows
 from tilewright.tile_graph.algebra.runs import stretch
 from tilewright.tile_graph.plan.form import Leaf
+from tilewright.tile_graph.plan.leaf_form import VectorForm
 
 
 def known_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext) -> Size:
@@ -70,7 +71,7 @@ def arithmetic_seconds(nest: Nest, plan: Leaf, box: Box, context: NestContext) -
     chains = 1
     if found.busy.along and vector is not None:
         chains = register.get(vector, plan.lanes) // max(1, plan.lanes)
-    passes = prod(-(-extent_of(own.named(a).extent) // n) for a, n in plan.cut)
+    passes = prod(-(-extent_of(own.named(a).extent) // n) for a, n in plan.options(VectorForm).cut)
     return found.seconds(register, tile, max(1, chains), passes)
 
 

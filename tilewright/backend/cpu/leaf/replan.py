@@ -23,6 +23,7 @@ from tilewright.tile_graph.algebra.context import NestContext, is_contraction, k
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import extent_of
 from tilewright.tile_graph.plan.form import Leaf
+from tilewright.tile_graph.plan.leaf_form import VectorForm
 
 
 def other_leaves(nest: Nest, leaf: Leaf, shape: Mapping[Axis, int], context: NestContext) -> list[Leaf]:
@@ -39,7 +40,7 @@ def other_leaves(nest: Nest, leaf: Leaf, shape: Mapping[Axis, int], context: Nes
 def _others(nest: Nest, leaf: Leaf, shape: Mapping[Axis, int], context: NestContext) -> list[Leaf]:
     facts = facts_of(nest, leaf, context)
     inner = tuple(a for a in leaf.order if nest.named(a) in nest.reduce_axes)
-    base = replace(leaf, order=inner, register=(), cut=(), ahead=0)
+    base = replace(leaf, order=inner, register=()).with_options(VectorForm, cut=(), ahead=0)
     register = {nest.named(a): n for a, n in leaf.register}
     if facts.vector in nest.reduce_axes:
         dots = dot_tiles(facts, dot_rows(nest), shape)
@@ -55,6 +56,7 @@ def _others(nest: Nest, leaf: Leaf, shape: Mapping[Axis, int], context: NestCont
         ):
             limit = LEAF_WORTH * built.seconds
             better = [b for b in found if b.seconds < limit][:MOST_LEAVES]
-            return [with_loops(nest, replace(base, cut=passes_of(facts, b)), *block_loops(facts, b)) for b in better]
+            return [with_loops(nest, base.with_options(VectorForm, cut=passes_of(facts, b)), *block_loops(facts, b))
+                    for b in better]  # fmt: skip
         found.append(built)
     return []  # a leaf that the construction does not build

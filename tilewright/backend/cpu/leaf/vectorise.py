@@ -57,6 +57,7 @@ from tilewright.tile_graph.algebra.propagate import Size, extent_of, whole
 from tilewright.tile_graph.algebra.streams import Stream
 from tilewright.tile_graph.algebra.unswitch import writes_streams
 from tilewright.tile_graph.plan.form import Leaf
+from tilewright.tile_graph.plan.leaf_form import VectorForm
 
 _LINE = 16  # elements that fill a cache line
 
@@ -112,14 +113,15 @@ def _vector_plans(nest: Nest, context: NestContext, most: int | None = None, for
         order = output_order(nest, vector, row_axes, context)
         if vector is not None and nest.monoid is not None and set(register) == {vector}:
             register = _side_by_side(nest, vector, with_loops(nest, base, register, order), context)
-        base = replace(base, cut=_row_passes(nest, vector, register, context))
+        base = base.with_options(VectorForm, cut=_row_passes(nest, vector, register, context))
         found.append((0.0, base, register, order))
     best = sorted(found, key=lambda candidate: candidate[0])[:most]
     if forms:
         first: dict[tuple[object, ...], _Candidate] = {}
         for candidate in best:
             _, shared, _, loops = candidate
-            first.setdefault((shared.vector, shared.lanes, shared.order, shared.cut, *loops), candidate)
+            cut = shared.options(VectorForm).cut
+            first.setdefault((shared.vector, shared.lanes, shared.order, cut, *loops), candidate)
         best = list(first.values())
     return [with_loops(nest, shared, sizes, loops) for _, shared, sizes, loops in best]
 
@@ -138,7 +140,7 @@ def _base_plan(nest: Nest, vector: Axis | None, context: NestContext) -> Leaf:
     return Leaf(
         tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue,
         vector=None if vector is None else names[vector], lanes=lanes, order=tuple(names[a] for a in reduction),
-        unroll=tuple(names[a] for a in unroll), row_lanes=row_lanes,
+        form=VectorForm(unroll=tuple(names[a] for a in unroll), row_lanes=row_lanes),
     )  # fmt: skip
 
 
@@ -146,17 +148,18 @@ def _along_windows(nest: Nest, vector: Axis, base: Leaf, context: NestContext) -
     """The same with the axis innermost, and written out, along which the windows of neighbouring rows overlap: they
     then share vectors that they read, where those of neighbours along the vector are different ones."""
     row = _row_axis(nest, vector, context)
-    if row is None or base.row_lanes > 1 or vector in nest.reduce_axes:
+    if row is None or base.options(VectorForm).row_lanes > 1 or vector in nest.reduce_axes:
         return []
     names = nest.axis_names()
     overlapping = [
         axis for axis in reduction_order(nest, context)
-        if 1 < extent_of(axis.extent) <= SHARED_WINDOW and base.unroll != (names[axis],)
+        if 1 < extent_of(axis.extent) <= SHARED_WINDOW and base.options(VectorForm).unroll != (names[axis],)
         and any(row in axes_of(i) and axis in axes_of(i) for n in loads(*nest.elements) if moves(n, vector)
                 for i in n.indices)
     ]  # fmt: skip
     return [
-        replace(base, order=(*(r for r in base.order if r != names[axis]), names[axis]), unroll=(names[axis],))
+        replace(base, order=(*(r for r in base.order if r != names[axis]), names[axis]))
+        .with_options(VectorForm, unroll=(names[axis],))
         for axis in overlapping
     ]
 
@@ -178,9 +181,7 @@ def _contraction_plans(
 ) -> list[_Candidate]:
     """Plans of a contraction along one vector axis, each with its predicted seconds."""
     row = _row_axis(nest, vector, context)
-    facts = contraction_facts(
-        nest, vector, row, base.lanes, base.row_lanes > 1, [nest.named(a) for a in base.unroll], context
-    )
+    facts = _facts_of(nest, vector, row, base, context)
     result: list[_Candidate] = []
     if vector in nest.reduce_axes:
         scatter = _scatter_seconds(nest, vector, {}, context)
@@ -191,7 +192,7 @@ def _contraction_plans(
     for built in build_tiles(facts):
         sizes, order = block_loops(facts, built)
         if built.cut not in passes:
-            passes[built.cut] = replace(base, cut=passes_of(facts, built))
+            passes[built.cut] = base.with_options(VectorForm, cut=passes_of(facts, built))
         if built.rows not in scattered:
             scattered[built.rows] = _scatter_seconds(nest, vector, sizes, context)
         result.append((built.seconds + scattered[built.rows], passes[built.cut], sizes, order))
@@ -275,8 +276,15 @@ def _choices_along(nest: Nest, axis: Axis) -> int:
 def facts_of(nest: Nest, plan: Leaf, context: NestContext) -> ContractionFacts:
     """The facts of a contraction as a plan lays it out."""
     vector, row = _tile_axes(nest, plan, context)
-    unroll = [nest.named(a) for a in plan.unroll]
-    return contraction_facts(nest, vector, row, plan.lanes, plan.row_lanes > 1, unroll, context)
+    return _facts_of(nest, vector, row, plan, context)
+
+
+def _facts_of(
+    nest: Nest, vector: Axis | None, row: Axis | None, plan: Leaf, context: NestContext
+) -> ContractionFacts:
+    options = plan.options(VectorForm)
+    unroll = [nest.named(a) for a in options.unroll]
+    return contraction_facts(nest, vector, row, plan.lanes, options.row_lanes > 1, unroll, context)
 
 
 def runs_of(nest: Nest, plan: Leaf, context: NestContext) -> Mapping[Axis, tuple[Axis, ...]]:

@@ -302,7 +302,7 @@ class _Leaf:
             trips.append(np.maximum(1.0, to / np.maximum(before, 1e-9) if count is None else count))
 
         inner = [a for a in low.reduction if a is not low.vector] + ([low.vector] if self.along and low.vector else [])
-        cut = {nest.named(a): n for a, n in low.plan.cut} if low.passes is not None else {}
+        cut = {nest.named(a): n for a, n in low.options.cut} if low.passes is not None else {}
         for axis in reversed(inner):
             grow(axis, min(cut[axis], self.placed.mean(axis)) if axis in cut else self.placed.mean(axis))
         after = len(parts) - 1
@@ -332,7 +332,7 @@ class _Leaf:
 
     def _near_part(self) -> int:
         """Rows that stay near while panels pass; 0 where all of them pass by each panel."""
-        low, near = self.low, self.low.plan.near_rows
+        low, near = self.low, self.low.options.near_rows
         if not near or low.vector in self.run:
             return 0
         row = self.loop_axes[-1]
@@ -409,8 +409,8 @@ class _Leaf:
         places = [p for t in nest.stores for p in access.write[t]]
         return Form(
             nest, vector, lanes, self.run, self.blocked,
-            frozenset(a for a in low.reduction if a in low.unrolled_reduction), max(1, plan.together), plan.row_lanes,
-            low.transposed,
+            frozenset(a for a in low.reduction if a in low.unrolled_reduction), max(1, low.options.together),
+            low.options.row_lanes, low.transposed,
             lambda n: 1 if vector is None else read_stride(n, nest, vector, lanes, access), self._lines,
             [1 if vector is None else stride_of(p, nest.place, vector, lanes) for p in places],
             squares_along(nest, vector, self.blocked, [offset_at(p, nest.place) for p in places]), self._crowded,

@@ -22,6 +22,7 @@ from tilewright.tile_graph.algebra.context import NestContext, is_contraction, p
 from tilewright.tile_graph.algebra.nest import Nest, is_window, period
 from tilewright.tile_graph.algebra.propagate import Size, extent_of
 from tilewright.tile_graph.plan.form import Leaf
+from tilewright.tile_graph.plan.leaf_form import VectorForm
 
 
 def panel_read(nest: Nest, plan: Leaf, context: NestContext) -> Load | None:
@@ -34,7 +35,7 @@ def panel_read(nest: Nest, plan: Leaf, context: NestContext) -> Load | None:
     outputs = [a for a in plan.order if a[0] == "o"]
     if outputs[-1] == plan.vector or outputs[-1] not in dict(plan.register) or period(nest, vector) is not None:
         return None
-    if plan.unroll and plan.order[-1] in plan.unroll:
+    if plan.order[-1] in plan.options(VectorForm).unroll:
         return None  # what is written out has no steps
     read = [n for n in nest.element_loads if n.source in context.constants and packed_axis(n, vector) is not None]
     if len(read) != 1 or read[0].source.rank < 2 or context.weights <= context.target.local.capacity:
@@ -89,15 +90,16 @@ def walks_rows(nest: Nest, plan: Leaf, context: NestContext) -> bool:
 
 
 def _is_window_in_blocks(nest: Nest, plan: Leaf) -> bool:
-    in_blocks = len(plan.register) == 2 and plan.vector is not None and plan.part == "whole" and not plan.cut
-    return in_blocks and is_window(nest, nest.named(plan.vector or ""))
+    in_blocks = len(plan.register) == 2 and plan.vector is not None and plan.part == "whole"
+    return in_blocks and not plan.options(VectorForm).cut and is_window(nest, nest.named(plan.vector or ""))
 
 
 def _adds_rows(plan: Leaf) -> bool:
     """Whether lanes of a vector are results, and a loop goes over what is added to them; no rows share what they read,
     as they do in a product."""
     inner = [a for a in plan.order if a[0] == "r"]
-    is_loop = bool(inner) and inner[-1] not in plan.unroll and plan.row_lanes == 1 and len(plan.register) == 1
+    options = plan.options(VectorForm)
+    is_loop = bool(inner) and inner[-1] not in options.unroll and options.row_lanes == 1 and len(plan.register) == 1
     return is_loop and plan.vector is not None and plan.vector[0] == "o" and plan.part == "whole"
 
 

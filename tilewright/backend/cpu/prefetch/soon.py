@@ -20,6 +20,7 @@ from tilewright.tile_graph.algebra.context import NestContext, is_contraction, p
 from tilewright.tile_graph.algebra.nest import Nest, period
 from tilewright.tile_graph.algebra.propagate import Size, extent_of
 from tilewright.tile_graph.plan.form import Leaf
+from tilewright.tile_graph.plan.leaf_form import VectorForm
 
 
 def weights_in_panels(nest: Nest, plan: Leaf, context: NestContext) -> Load | None:
@@ -28,7 +29,8 @@ def weights_in_panels(nest: Nest, plan: Leaf, context: NestContext) -> Load | No
         return None
     if not is_contraction(nest) or plan.vector is None or plan.vector[0] != "o" or len(plan.register) != 2:
         return None
-    if plan.part != "whole" or plan.row_lanes > 1 or plan.alternate or plan.order[-1] in plan.unroll:
+    options = plan.options(VectorForm)
+    if plan.part != "whole" or options.row_lanes > 1 or plan.alternate or plan.order[-1] in options.unroll:
         return None
     vector = nest.named(plan.vector)
     if period(nest, vector) is not None or context.target.vector_bytes < context.target.nearest.transaction:
@@ -45,7 +47,7 @@ def asked_soon(nest: Nest, plan: Leaf, tile: Mapping[Axis, Size], context: NestC
         return 0, 1
     register, names = dict(plan.register), nest.axis_names()
     width, rows = register[names[facts.vector]], register[names[facts.row]]
-    passes = dict(plan.cut)
+    passes = dict(plan.options(VectorForm).cut)
     steps = {a: passes.get(names[a], extent_of(a.extent)) for a in nest.reduce_axes if a in read.axes}
     panel = width * read.source.dtype.bytes
     for count in steps.values():

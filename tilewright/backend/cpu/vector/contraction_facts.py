@@ -13,6 +13,7 @@ from tilewright.target import Target
 from tilewright.tile_graph.algebra.nest import Nest, data_cost, moves
 from tilewright.tile_graph.algebra.propagate import Size, extent_of
 from tilewright.tile_graph.plan.form import Leaf
+from tilewright.tile_graph.plan.leaf_form import VectorForm
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,8 @@ def form_of(plan: Leaf, facts: ContractionFacts) -> Form:
     inside = True
     if facts.row is not None and facts.vector in order:
         inside = order.index(facts.row) > order.index(facts.vector)
-    cut = dict(plan.cut).get(nest.axis_names()[facts.cut_axis]) if facts.cut_axis is not None else None
+    passes = dict(plan.options(VectorForm).cut)
+    cut = passes.get(nest.axis_names()[facts.cut_axis]) if facts.cut_axis is not None else None
     whole = extent_of(facts.cut_axis.extent) if facts.cut_axis is not None else 1
     return Form(rows, vectors, inside, cut or whole)
 

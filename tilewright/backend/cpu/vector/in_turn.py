@@ -11,6 +11,7 @@ from tilewright.target import Target
 from tilewright.tile_graph.algebra.nest import Nest, data_cost
 from tilewright.tile_graph.algebra.streams import Stream
 from tilewright.tile_graph.plan.form import Leaf
+from tilewright.tile_graph.plan.leaf_form import VectorForm
 
 
 def in_turn(nest: Nest, leaf: Leaf, target: Target) -> Leaf:
@@ -20,7 +21,7 @@ def in_turn(nest: Nest, leaf: Leaf, target: Target) -> Leaf:
     vectors = prod(size for _, size in leaf.register) // leaf.lanes
     if leaf.vector[0] == "r" or vectors < 2 * target.calls_together or data_cost(*nest.values) < LONG_EPILOGUE:
         return leaf
-    return replace(leaf, in_turn=target.calls_together)
+    return leaf.with_options(VectorForm, in_turn=target.calls_together)
 
 
 def in_blocks(nest: Nest, leaf: Leaf, block: int, stream: Stream) -> Leaf:

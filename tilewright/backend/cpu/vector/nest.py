@@ -63,9 +63,9 @@ class CpuNest(LaneSums):
             self.run = run_of_blocks(self.nest, self.vector, self.register, self.ranges, self.access)
             self.loop_axes = [a for a in self.loop_axes if a not in self.run[:-1]]
         loops = self._output_loops(0, {}, [])
-        if not self.plan.ahead or (len(self.plan.register) == 2 and self.nest.monoid is not None):
+        if not self.options.ahead or (len(self.plan.register) == 2 and self.nest.monoid is not None):
             return loops  # of a sum in panels each step asks for weights
-        return with_rows_ahead(loops, self.plan.ahead, own=self.nest.monoid is not None)
+        return with_rows_ahead(loops, self.options.ahead, own=self.nest.monoid is not None)
 
     def _passes_start(self, depth: int) -> bool:
         """Passes go around the loops over register tiles, inside those over single positions."""
@@ -84,7 +84,7 @@ class CpuNest(LaneSums):
     ) -> tuple[Stmt, ...]:
         if depth == len(self.loop_axes):
             return self._block(env, blocked)
-        if self.plan.near_rows and self.part_of_rows is None and self.loop_axes[depth:-1] == [self.vector]:
+        if self.options.near_rows and self.part_of_rows is None and self.loop_axes[depth:-1] == [self.vector]:
             return self._parts_of_rows(depth, env, blocked)
         fresh = self._invariant(env) if self.nest.monoid is None else []
         if fresh:
@@ -168,8 +168,9 @@ class CpuNest(LaneSums):
         start = simplify(extent.low + piece.base + walked * piece.size)
         before = self.backwards
         self.backwards = backwards or before
-        asks = self.plan.ahead and axis is self.loop_axes[-1] and backwards is None and shares_a_read(self.nest, axis)
-        self.row_block = var(loop) if asks and not is_window(self.nest, self.vector) else None
+        asks = self.options.ahead and axis is self.loop_axes[-1] and backwards is None
+        is_shared = asks and shares_a_read(self.nest, axis) and not is_window(self.nest, self.vector)
+        self.row_block = var(loop) if is_shared else None
         inner = self._output_loops(depth + 1, env, [*blocked, (axis, piece, start)])
         self.backwards, self.row_block = before, None
         return (For(loop, ForKind.SERIAL, inner),)
@@ -179,7 +180,8 @@ class CpuNest(LaneSums):
     ) -> tuple[Stmt, ...]:
         row = self.loop_axes[-1]
         extent = range_of(self.run, self.ranges) if row in self.run else self.ranges[row]
-        self.part_of_rows = part_loop(row, self._pieces(row, extent, 1)[0], self.plan.near_rows // self.register[row])
+        blocks = self.options.near_rows // self.register[row]
+        self.part_of_rows = part_loop(row, self._pieces(row, extent, 1)[0], blocks)
         inner = self._axis_loops(depth, env, blocked)
         part, self.part_of_rows = self.part_of_rows, None
         return inner if part.extent == 1 else (For(part, ForKind.SERIAL, inner),)
@@ -190,7 +192,7 @@ class CpuNest(LaneSums):
     ) -> tuple[Stmt, ...]:  # fmt: skip
         """The blocks of one part of the rows; those that are not full come with the last."""
         row = self.loop_axes[-1]
-        loop, start = blocks_of_part(part, row, cuts[0], self.plan.near_rows // self.register[row], extent)
+        loop, start = blocks_of_part(part, row, cuts[0], self.options.near_rows // self.register[row], extent)
         blocks = self._output_loops(depth + 1, env, [*blocked, (row, cuts[0], start)])
         rest = [s for piece in cuts[1:] for s in self._piece(row, piece, extent, depth, env, blocked)]
         return (For(loop, ForKind.SERIAL, blocks), *with_last(part, rest))
@@ -273,9 +275,9 @@ class CpuNest(LaneSums):
 
     def _ended(self, block: Block, monoid: Monoid, states: Sequence[Buffer]) -> tuple[Stmt, ...]:
         stores = self._stores(block, self._results(monoid, states, block.index))
-        if not self.plan.in_turn or block.cut_lane:
+        if not self.options.in_turn or block.cut_lane:
             return stores
-        return in_turn(block, stores, states, self.plan.in_turn, self.names.fresh)
+        return in_turn(block, stores, states, self.options.in_turn, self.names.fresh)
 
     def _register_order(self, block: Block, across: Axis) -> Block:
         """Multiply-adds row after row: one broadcast at a time waits in a register, and accumulators find room.
@@ -283,7 +285,7 @@ class CpuNest(LaneSums):
         Where rows are read as vectors these wait anyway, and it goes vector after vector. Long epilogues lose some
         percent by another order than that of their stores."""
         rows = tuple(a for a in block.unrolled if a is not across)
-        by_lane = self.plan.row_lanes > 1
+        by_lane = self.options.row_lanes > 1
         if not rows or self.unrolled_reduction or len(loads(*self.nest.elements)) < 2:
             return block
         if by_lane and heavy(*self.nest.values):
@@ -357,7 +359,7 @@ class CpuNest(LaneSums):
         elements: Sequence[Expr], conditions: Sequence[Expr], unroll: bool,
     ) -> tuple[Stmt, ...]:  # fmt: skip
         extent = self.ranges[axis]
-        if self.plan.row_lanes > 1 and depth == len(self.reduction) - 1 and not conditions:
+        if self.options.row_lanes > 1 and depth == len(self.reduction) - 1 and not conditions:
             by_lanes = self._lane_loop(axis, block, states, monoid, elements)
             if by_lanes is not None:
                 return by_lanes
@@ -387,7 +389,7 @@ class CpuNest(LaneSums):
         self, axis: Axis, block: Block, states: Sequence[Buffer], monoid: Monoid, elements: Sequence[Expr]
     ) -> tuple[Stmt, ...] | None:
         """The innermost reduction in steps of a vector: what is broadcast over lanes is read once for several steps."""
-        width = self.plan.row_lanes
+        width = self.options.row_lanes
         extent = self.ranges[axis]
         full = simplify(extent.count // width)
         loops, place = self._walk(axis.name, full)
@@ -432,7 +434,7 @@ class CpuNest(LaneSums):
     def _asked(self, env: dict[Axis, Expr], steps: int) -> tuple[Stmt, ...]:
         """What steps of the sum ask for, from the place of the first of them on: parts of the next panel of weights, so
         that all blocks of rows ask for all of it, and what later steps read of their own."""
-        if not self.panel or (self.row_block is None and not self.plan.soon):
+        if not self.panel or (self.row_block is None and not self.options.soon):
             return ()
         rows = {a for a in self.register if a is not self.vector}
         along = [n for n in loads(*self.nest.elements) if self.vector in axes_of(n)]
@@ -449,15 +451,15 @@ class CpuNest(LaneSums):
         if self.row_block is not None:
             following = {**begin, **{a: simplify(start + width) for a, start in self.panel.items()}}
             counted = self.row_block * all_steps + step
-            found = hints(PREFETCH_TILE, weights, following, counted, self.plan.ahead, steps, self.access)
-        if not self.plan.soon:
+            found = hints(PREFETCH_TILE, weights, following, counted, self.options.ahead, steps, self.access)
+        if not self.options.soon:
             return found
-        return (*found, *hints(PREFETCH, weights, begin, step + self.plan.soon, width, steps, self.access))
+        return (*found, *hints(PREFETCH, weights, begin, step + self.options.soon, width, steps, self.access))
 
     def _together(self, extent: Range) -> int:
         """Steps in a turn of the innermost loop: the last block of a streamed axis may not be whole turns."""
         count = static(extent.count)
-        return self.plan.together if count is not None and count % self.plan.together == 0 else 1
+        return self.options.together if count is not None and count % self.options.together == 0 else 1
 
     def _is_row(self, node: Load, inner: Axis, block: Block) -> bool:
         """A read that is the same on all lanes and contiguous along the reduction."""

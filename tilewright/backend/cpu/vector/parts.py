@@ -33,6 +33,7 @@ from tilewright.lower.register_block import Block, Names
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import Box, Range, extent_of, whole
 from tilewright.tile_graph.plan.form import Leaf
+from tilewright.tile_graph.plan.leaf_form import VectorForm
 
 _QUARTERS = 4
 
@@ -46,6 +47,7 @@ class NestParts:
     ) -> None:  # fmt: skip
         self.nest = nest
         self.plan = plan
+        self.options = plan.options(VectorForm)
         self.ranges = dict(zip(nest.axes, box, strict=True))
         self.ranges.update({a: reduce_box.get(a, whole(extent_of(a.extent))) for a in nest.reduce_axes})
         self.access = access
@@ -69,9 +71,9 @@ class NestParts:
         self.group: Group | None = None  # that blocks along the vector axis are in
         self.held: dict[Expr, Expr] = {}  # parts of a map that are computed before its inner loops
         self.reduction = [a for a in order if a in nest.reduce_axes]
-        self.unrolled_reduction = {nest.named(a) for a in plan.unroll}
+        self.unrolled_reduction = {nest.named(a) for a in self.options.unroll}
         self.passes: Axis | None = None
-        for name, size in plan.cut:
+        for name, size in self.options.cut:
             axis = nest.named(name)
             extent = extent_of(axis.extent)
             if axis not in reduce_box and size < extent:  # a streamed axis comes in blocks already

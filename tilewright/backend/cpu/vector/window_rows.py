@@ -23,7 +23,7 @@ from tilewright.tile_graph.algebra.propagate import extent_of
 
 def rows_asked(low: NestParts, block: Block, across: Axis | None) -> tuple[Stmt, ...]:
     """What a block of windows asks for of the next row, where the plan has it ask."""
-    if not low.plan.ahead or len(low.register) != 2 or not is_window(low.nest, low.vector):
+    if not low.options.ahead or len(low.register) != 2 or not is_window(low.nest, low.vector):
         return ()
     single = [a for a in low.loop_axes if a not in low.register and static(low.ranges[a].count) != 1]
     beside = next((u for u in block.unrolled if u is not across), None)

@@ -34,6 +34,7 @@ from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import Box, Range, extent_of, propagate
 from tilewright.tile_graph.algebra.streams import Stream
 from tilewright.tile_graph.plan.form import Leaf, Tile
+from tilewright.tile_graph.plan.leaf_form import FragmentForm, ThreadForm
 
 
 def plan_gpu_nest(nest: Nest, context: NestContext) -> Leaf:
@@ -46,7 +47,7 @@ def plan_gpu_nest(nest: Nest, context: NestContext) -> Leaf:
     if instruction is not None:
         walked = tuple(names[a] for a in (*thread_order(nest, context), *reduction_order(nest, context, free)))
         return Leaf(tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue, order=walked,
-                    vector=walked[len(nest.axes) - 1], instruction=instruction)  # fmt: skip
+                    vector=walked[len(nest.axes) - 1], form=FragmentForm(instruction))  # fmt: skip
     return plan_threads(nest, free, context)
 
 
@@ -92,8 +93,8 @@ def finished_leaves(
             made = fragments[leaf.tensor]
             length = product_of(nest, leaf, part.boxes[nest], part.limits.get(nest, {}))[-1]
             rolled = is_rolled(nest, leaf, nests, made, length, context)
-            done.append(replace(leaf, step=made.step, lanes=made.stored, split=made.groups,
-                                instruction=made.instruction, rolled=rolled, anew=anew_after(nest)))  # fmt: skip
+            form = FragmentForm(made.instruction, rolled, made.groups, made.step, anew_after(nest))
+            done.append(replace(leaf, lanes=made.stored, form=form))
             continue
         box = part.boxes[nest]
         limits = part.limits.get(nest, {})
@@ -103,7 +104,7 @@ def finished_leaves(
         return tuple(done), WARP * next(iter(fragments.values())).warps
     warp = context.target.warp
     room = context.target.max_threads if choice.resident else MOST_THREADS  # alone on its multiprocessor
-    unit = max([warp, *(leaf.split for leaf in done if leaf.instruction is None)])
+    unit = max([warp, *(leaf.options(ThreadForm).split for leaf in done)])
     together = [] if stream is not None else [
         [i for i in run if shares_sum(done[i], nests[i], warp)] for run in unordered(nests)
     ]  # fmt: skip

@@ -29,6 +29,7 @@ from tilewright.tile_graph.algebra.context import NestContext
 from tilewright.tile_graph.algebra.nest import Nest, data_cost
 from tilewright.tile_graph.algebra.propagate import extent_of
 from tilewright.tile_graph.plan.form import Hold, Tile
+from tilewright.tile_graph.plan.leaf_form import FragmentForm
 
 _DIVIDED = 3  # of an index divided by a constant: a product, a shift, a difference
 _DIVIDED_CHAIN = 20.0  # cycles of it, each of them waiting for the one before
@@ -98,7 +99,8 @@ def _on_tensor_cores(placed: Placed, around: Around, warps: Tile, holds: Sequenc
     (_, height), (_, width) = warps.sizes
     rows, columns = (a.extent for a in warps.axes)
     stages = max((h.stages for h in holds), default=1)
-    made = Fragments(rows, columns, height, width, leaf.step, stages, stored, leaf.split, leaf.instruction or "")
+    form = leaf.options(FragmentForm)
+    made = Fragments(rows, columns, height, width, form.step, stages, stored, form.split, form.instruction)
     cost = cost_of(target, made, product)
     return Taken(cost.busy / target.clock, cost.alone / target.clock, cost.resident)
 
@@ -174,20 +176,20 @@ class _Threads:
         low, leaf, nest = self.low, self.leaf, self.nest
         packet = leaf.lanes if nest.monoid is None and leaf.vector is not None else 1
         positions = low.count / packet
-        rounds = max(1.0, ceil(positions * leaf.split / low.threads))
-        at_once = max(1, leaf.at_once)
+        rounds = max(1.0, ceil(positions * low.options.split / low.threads))
+        at_once = max(1, low.options.at_once)
         values, epilogue = self._epilogue(packet)
         if nest.monoid is None:
             wait = self._latency(self._reads(loads(*nest.values)))
             alone = ceil(rounds / at_once) * wait + rounds * values + _CHAIN * values / max(1, packet)
-            return self._all(positions * leaf.split) * (values + epilogue), alone
+            return self._all(positions * low.options.split) * (values + epilogue), alone
         steps, each, wait = self._steps()
-        folded = log2(leaf.split) * _SHUFFLE if leaf.split > 1 else 0.0
-        if leaf.split > self.target.warp:
+        folded = log2(low.options.split) * _SHUFFLE if low.options.split > 1 else 0.0
+        if low.options.split > self.target.warp:
             folded += 2 * _BARRIER
         alone = rounds * (steps * wait + folded + self._latency(self._reads(loads(*nest.values))) + _CHAIN * values)
         slots = steps * each + values + epilogue + folded / _CHAIN
-        return self._all(positions * leaf.split) * slots, alone
+        return self._all(positions * low.options.split) * slots, alone
 
     def _all(self, threads: float) -> float:
         """Threads at work, in whole warps."""
@@ -219,18 +221,18 @@ class _Threads:
             each = _LOAD * reads * max(1, lanes * 4 // 16) + taps * self.outputs * lanes * combined
             turns = self.length / taps
             return turns, each, max(self._latency(nodes), each / 2)
-        steps = self.length / leaf.split / wide
+        steps = self.length / self.low.options.split / wide
         packets = sum(max(1.0, wide * n.dtype.bytes / self.target.vector_bytes) for n in nodes)
         moved = _LOAD * packets if wide > 1 else sum(self._wavefronts(n) for n in nodes)
         each = self.outputs * (moved + wide * combined) + _DIVIDED * _divided(*nodes)
-        together = 1 if _chooses(*nest.elements) else max(_UNROLLED, leaf.at_once)
+        together = 1 if _chooses(*nest.elements) else max(_UNROLLED, self.low.options.at_once)
         chain = _CHAIN * wide
         return steps, each, max(self._latency(nodes) / together, each / 2, chain)
 
     # --- operands through shared memory
 
     def contraction(self, contract: GpuContract) -> tuple[float, float]:
-        low, leaf = self.low, self.leaf
+        low = self.low
         slots, fill = 0.0, 0.0
         together = 0.0  # latency of what is asked for at once
         for factor in contract.buffers:
@@ -243,7 +245,7 @@ class _Threads:
             else:
                 together = max(together, ceil(trips / _UNROLLED) * latency)
         fill += together
-        used = contract.step / leaf.split
+        used = contract.step / low.options.split
         fragments = sum(prod(low.register.get(a, 1) for a in f.outputs) for f in contract.factors)
         direct = [f for f in contract.factors if f not in contract.buffers]
         step = self.outputs + _LOAD * fragments
@@ -251,11 +253,11 @@ class _Threads:
         if direct:
             wait = max(wait, self._latency([n for f in direct for n in loads(f.value)]) / _UNROLLED)
         using = used * wait
-        takers = self._all(min(low.threads, low.count * leaf.split))
+        takers = self._all(min(low.threads, low.count * low.options.split))
         slots += takers * used * step
         part = max(using, fill / max(1, contract.stages - 1)) if contract.stages > 1 else fill + using + _BARRIER
         values, moved = self._epilogue(1)
-        folded = log2(leaf.split) * _SHUFFLE * self.outputs / 2 if leaf.split > 1 else 0.0
+        folded = log2(low.options.split) * _SHUFFLE * self.outputs / 2 if low.options.split > 1 else 0.0
         ends = folded + _CHAIN * values + moved + self._latency(self._reads(loads(*self.nest.values)))
         first = fill if contract.stages > 1 else 0.0
         alone = low.rounds * (contract.steps * (part + _BARRIER) + ends + first)

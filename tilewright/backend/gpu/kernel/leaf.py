@@ -15,9 +15,9 @@ from tilewright.lower.nesting import alloc
 def leaf_statements(nest: GpuNest) -> tuple[Stmt, ...]:
     if nest.warps is not None:
         return contract_of(nest, nest.warps, nest.operands).statements()
-    if nest.plan.step:
+    if nest.options.step:
         body = GpuContract(nest).statements()
-    elif nest.nest.monoid is None and (nest.plan.lanes > 1 or nest.plan.at_once > 1):
+    elif nest.nest.monoid is None and (nest.plan.lanes > 1 or nest.options.at_once > 1):
         body = PackedMap(nest).statements()
     elif is_window(nest.plan, nest.nest):
         body = WindowSum(nest).statements()

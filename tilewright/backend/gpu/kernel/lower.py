@@ -24,6 +24,7 @@ from tilewright.lower.unroll import at
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.streams import Work
 from tilewright.tile_graph.plan.form import Hold, Tile
+from tilewright.tile_graph.plan.leaf_form import ThreadForm
 
 
 class GpuKernel(KernelLowering):
@@ -34,7 +35,7 @@ class GpuKernel(KernelLowering):
     def placed(self, tensor: Tensor, name: str) -> Place:
         """Packets are neighbours of the last dimension: of the whole, where they run on over the ends of rows."""
         (first, *others), nest = self.plan.leaves, self.nests[0]
-        if first.flat and not others and tensor.shape == tuple(a.extent for a in nest.axes):
+        if first.options(ThreadForm).flat and not others and tensor.shape == tuple(a.extent for a in nest.axes):
             return flat_place(tensor, self.layout(tensor), name)
         return global_place(tensor, self.layout(tensor), name, squeezed=True)
 
@@ -173,7 +174,9 @@ def _alike(one: Work, two: Work) -> bool:
     """Whether two maps hand the same elements to the same threads."""
     if one.nest.monoid is not None or two.nest.monoid is not None or one.box != two.box or one.owner or two.owner:
         return False
-    return all(getattr(one.leaf, n) == getattr(two.leaf, n) for n in ("order", "vector", "lanes", "at_once", "flat"))
+    forms = [leaf.options(ThreadForm) for leaf in (one.leaf, two.leaf)]
+    return len({(form.at_once, form.flat) for form in forms}) == 1 and all(
+        getattr(one.leaf, n) == getattr(two.leaf, n) for n in ("order", "vector", "lanes"))
 
 
 def _ends_with_barrier(body: Sequence[Stmt]) -> bool:

@@ -17,6 +17,7 @@ from tilewright.ir.forms.tensor import Tensor
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import Box
 from tilewright.tile_graph.plan.form import Leaf
+from tilewright.tile_graph.plan.leaf_form import ThreadForm
 
 Place = TypeVar("Place", bound=Hashable)
 
@@ -89,7 +90,8 @@ def own_bytes(nest: Nest, leaf: Leaf, box: Box, threads: int, warp: int) -> int:
     """Of a leaf that threads run by themselves, as it is finished for a box: operands in steps, and shares of several
     warps that meet."""
     total = 0
-    if leaf.step:
+    options = leaf.options(ThreadForm)
+    if options.step:
         register = {nest.named(a): n for a, n in leaf.register}
         order = [nest.named(a) for a in leaf.order if a[0] == "o"]
         sizes = {a: -(-int(r.size) // register.get(a, 1)) * register.get(a, 1)
@@ -98,8 +100,8 @@ def own_bytes(nest: Nest, leaf: Leaf, box: Box, threads: int, warp: int) -> int:
             if factor.reductions:
                 line = [sizes[a] for a in order if a in factor.outputs]
                 if line:
-                    line[-1] += max(1, spread(line, leaf.split, warp))
-                total += whole_lines(leaf.at_once * leaf.step * prod(line) * factor.value.dtype.bytes)
-    if leaf.split > warp and nest.monoid is not None:
+                    line[-1] += max(1, spread(line, options.split, warp))
+                total += whole_lines(options.at_once * options.step * prod(line) * factor.value.dtype.bytes)
+    if options.split > warp and nest.monoid is not None:
         total += sum(whole_lines(threads // warp * state.dtype.bytes) for state in nest.monoid.left)
     return total

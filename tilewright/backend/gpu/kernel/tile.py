@@ -47,6 +47,7 @@ from tilewright.tile_graph.algebra.propagate import (
 )
 from tilewright.tile_graph.algebra.streams import Stream
 from tilewright.tile_graph.plan.form import Leaf
+from tilewright.tile_graph.plan.leaf_form import ThreadForm
 from tilewright.tile_graph.traffic.moving import accessed, compulsory, footprint, looked_up, transactions
 
 _MOST_CANDIDATES = 2000
@@ -127,7 +128,8 @@ def choose_gpu_tile(
         issue = issue + (busy * slots + rounds * _staging(nest, boxes[nest])) / lanes * repeats
         touches: Size = 1
         if nest.monoid is None and not inside.issuperset(nest.reads()):
-            touches = -(-rounds // plan.at_once)  # the next packets are asked for when these are stored
+            # the next packets are asked for when these are stored
+            touches = -(-rounds // plan.options(ThreadForm).at_once)
         latency = latency + rounds * wait * repeats + touches * _FIRST_TOUCH * target.main.latency * target.clock / 2
         # a streamed reduction carries its state on by a few small maps
         carried = 4 * (_BARRIER + _global_step(target)) if nest in trips else 0
@@ -238,7 +240,7 @@ def _repeated(
 def _candidates(root: Nest, plan: Leaf, fixed: Mapping[str, int]) -> list[tuple[int, ...]]:
     register = dict(plan.register)
     names = root.axis_names()
-    if plan.flat and not fixed:
+    if plan.options(ThreadForm).flat and not fixed:
         return list(product(*flat_sizes(plan, root)))
     choices: list[list[int]] = []
     for axis in root.axes:
@@ -270,7 +272,7 @@ def _sizes(nest: Nest, box: Box) -> dict[Axis, Size]:
 
 def _work(nest: Nest, plan: Leaf, box: Box, register: Mapping[Axis, Size], lanes: Size) -> Size:
     """Threads that a box could use."""
-    total: Size = plan.split
+    total: Size = plan.options(ThreadForm).split
     packed = nest.monoid is None or is_window(plan, nest)
     vector = nest.named(plan.vector) if packed and plan.vector is not None else None
     for axis, extent in zip(nest.axes, box, strict=True):
@@ -310,7 +312,8 @@ def _step_cost(
         slots = lanes * values + _LOAD_SLOTS * accesses(nest, plan, lanes)
         return slots, far / 4 + lanes * values  # rounds do not wait for each other
     epilogue = outputs * (values + _LOAD_SLOTS * (len(nest.stores) + len(nest.value_loads)))
-    steps = prod(extent_of(a.extent) for a in nest.reduce_axes) / plan.split
+    split = plan.options(ThreadForm).split
+    steps = prod(extent_of(a.extent) for a in nest.reduce_axes) / split
     if reused(nest, {a: extent_of(a.extent) for a in nest.axes}):
         fragments: Size = 0
         for factor in nest_factors(nest):
@@ -319,7 +322,7 @@ def _step_cost(
                 part = part * register.get(axis, 1)
             fragments = fragments + part
         slots = outputs + _LOAD_SLOTS * fragments + elements
-        epilogue += 2 * _LOAD_SLOTS * outputs * (plan.split.bit_length() - 1)
+        epilogue += 2 * _LOAD_SLOTS * outputs * (split.bit_length() - 1)
         # one warp alone issues a load as fast as anything; the slots count when all four schedulers load at once
         return steps * slots + epilogue, steps * np.maximum(near, outputs + fragments) + epilogue
     if is_window(plan, nest):
@@ -330,7 +333,7 @@ def _step_cost(
     alone = slots / 2
     # behind a branch no load of a later step is under way: 293 cycles a step were measured on an H200
     wait = target.beyond_local.latency * target.clock if _branches(nest) else far / 2
-    return steps * slots + epilogue, steps * np.maximum(wait, alone) + 30 * (plan.split > 1) + epilogue
+    return steps * slots + epilogue, steps * np.maximum(wait, alone) + 30 * (split > 1) + epilogue
 
 
 def _window_cost(

@@ -14,6 +14,7 @@ from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.runtime.gpu_model import MOST_SPREAD
 from tilewright.target import Target
 from tilewright.tile_graph.plan.form import Barrier, Tile
+from tilewright.tile_graph.plan.leaf_form import ThreadForm
 
 
 def share_launch(kernels: Sequence[Tile], target: Target) -> tuple[Tile, ...] | None:
@@ -25,8 +26,8 @@ def share_launch(kernels: Sequence[Tile], target: Target) -> tuple[Tile, ...] | 
         inside = [n for n in kernel.walk() if isinstance(n, Tile)]
         if any(isinstance(n, Barrier) for tile in inside for n in tile.body):
             return None
-        if lanes.count != threads and (any(t.over == "warps" for t in inside)
-                                       or any(threads % leaf.split for leaf in kernel.leaves)):  # fmt: skip
+        is_bound = any(t.over == "warps" for t in inside)
+        if lanes.count != threads and (is_bound or any(threads % x.options(ThreadForm).split for x in kernel.leaves)):
             return None
         made.append(replace(kernel, body=tuple(replace(n, count=threads) if n is lanes else n for n in kernel.body)))
     return tuple(made) if sum(k.tiles for k in kernels) <= target.units * _places(kernels, threads, target) else None

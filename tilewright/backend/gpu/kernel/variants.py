@@ -32,6 +32,7 @@ from tilewright.tile_graph.algebra.nest import Nest, data_cost
 from tilewright.tile_graph.algebra.propagate import extent_of
 from tilewright.tile_graph.algebra.streams import Stream, stream_of
 from tilewright.tile_graph.plan.form import Estimate, Leaf, Tile
+from tilewright.tile_graph.plan.leaf_form import FragmentForm, ThreadForm
 
 _WAYS = 3  # of warps to share a product, for each tile
 _MOST_TILES = 100  # that are priced
@@ -89,7 +90,7 @@ class GpuVariants:
     def all(self) -> Iterator[Tile]:
         """The kernel under every tile that is worth a look, each with its prediction; its own among them."""
         leaves = tuple(
-            replace(plan_gpu_nest(nest, self.context), composed=own.composed, idle=own.idle, alternate=own.alternate)
+            replace(plan_gpu_nest(nest, self.context), composed=own.composed)
             for nest, own in zip(self.nests, self.kernel.leaves, strict=True)
         )
         stream = stream_of(self.kernel, self.nests)
@@ -171,8 +172,8 @@ class GpuVariants:
         if root.lanes == 1 or self.nests[-1].monoid is not None or root.instruction is not None:
             return
         for count in _PACKETS:
-            if count != root.at_once:
-                yield self._made((*leaves[:-1], replace(root, at_once=count)), choice, stream)
+            if count != root.options(ThreadForm).at_once:
+                yield self._made((*leaves[:-1], root.with_options(ThreadForm, at_once=count)), choice, stream)
 
 
 def with_way(kernel: Tile, way: Fragments) -> Tile:
@@ -183,7 +184,8 @@ def with_way(kernel: Tile, way: Fragments) -> Tile:
     def changed(tile: Tile) -> Tile:
         body = tuple(
             changed(n) if isinstance(n, Tile)
-            else replace(n, step=way.step, split=way.groups, lanes=way.stored, instruction=way.instruction)
+            else replace(n, lanes=way.stored).with_options(
+                FragmentForm, step=way.step, split=way.groups, instruction=way.instruction)
             if isinstance(n, Leaf) else n
             for n in tile.body
         )  # fmt: skip

@@ -36,7 +36,7 @@ class _Leaf:
         self.nest = work.nest
         self.low = GpuNest(work.nest, work.leaf, work.box, dict(work.limits), placed.access, Names(),
                            Axis("thread", lanes.count), warp=lanes.warp)  # fmt: skip
-        self.contract = GpuContract(self.low) if work.leaf.step else None
+        self.contract = GpuContract(self.low) if self.low.options.step else None
         for buffer in self.low.shared:
             staged(buffer)
         self.loaded: Bytes = {}

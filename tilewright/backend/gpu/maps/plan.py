@@ -19,6 +19,7 @@ from tilewright.tile_graph.algebra.context import NestContext, offset_of
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import Box, Range, Size, extent_of, whole
 from tilewright.tile_graph.plan.form import Leaf
+from tilewright.tile_graph.plan.leaf_form import ThreadForm
 
 _MOST_AT_ONCE = 8
 _MOST_SUMMED = 8  # neighbours that a thread adds one behind the other
@@ -27,16 +28,17 @@ _MOST_WRITTEN_OUT = 2048  # operations of a thread's packets one behind the othe
 
 def with_packets(leaf: Leaf, nest: Nest, context: NestContext) -> Leaf:
     """The leaf with as many lanes as memory hands over in one packet, where most of what it touches lies so."""
-    if leaf.vector is None or leaf.step:
+    split = leaf.options(ThreadForm).split
+    if leaf.vector is None:
         return leaf
     axis = nest.named(leaf.vector)
     if nest.monoid is not None:
-        shared = leaf.split > 1 and leaf.vector[0] == "r"
-        return replace(leaf, lanes=_lanes_of_reduction(nest, axis, leaf.split, context)) if shared else leaf
+        shared = split > 1 and leaf.vector[0] == "r"
+        return replace(leaf, lanes=_lanes_of_reduction(nest, axis, split, context)) if shared else leaf
     lanes = _lanes(nest, axis, context)
     flat = _flat_lanes(leaf, nest, context)
     if flat > lanes:
-        leaf, lanes = replace(leaf, flat=True), flat
+        leaf, lanes = leaf.with_options(ThreadForm, flat=True), flat
     # what is read again and again along an axis comes from a cache
     wide = {a for a in nest.axes if extent_of(a.extent) > 1}
     fetched = sum(lanes * n.dtype.bytes for n in nest.value_loads if wide.issubset(axes_of(*n.indices)))
@@ -45,7 +47,7 @@ def with_packets(leaf: Leaf, nest: Nest, context: NestContext) -> Leaf:
         context.target.under_way // max(fetched, lanes),
         _MOST_WRITTEN_OUT // (lanes * max(1, nest.value_cost)),
     )
-    return replace(leaf, lanes=lanes, at_once=max(1, most))
+    return replace(leaf, lanes=lanes).with_options(ThreadForm, at_once=max(1, most))
 
 
 @lru_cache(maxsize=1 << 12)
@@ -178,7 +180,7 @@ def fit_lanes(leaf: Leaf, nest: Nest, sizes: Mapping[Axis, Size]) -> Size:
     """The lanes on boxes of these sizes (numbers or arrays), which begin at multiples of their size."""
     if leaf.lanes == 1 or leaf.vector is None or leaf.instruction is not None or leaf.vector[0] == "r":
         return leaf.lanes if leaf.instruction is None else 1
-    if leaf.flat:
+    if leaf.options(ThreadForm).flat:
         return leaf.lanes
     axis = nest.named(leaf.vector)
     size = sizes[axis]
@@ -190,7 +192,8 @@ def fitted(
 ) -> Leaf:
     """The leaf on its box: packets that begin inside others would not be aligned, and nothing is gained by more at once
     than a thread has. `steps` are what the origins of boxes are multiples of."""
-    if leaf.vector is None or leaf.step:
+    options = leaf.options(ThreadForm)
+    if leaf.vector is None or options.step:
         return leaf
     axis = nest.named(leaf.vector)
     lanes = leaf.lanes
@@ -204,18 +207,17 @@ def fitted(
     if nest.monoid is not None:
         parts = {a: reduce_box.get(a, whole(extent_of(a.extent))) for a in nest.reduce_axes}
         length = prod(int(r.size) for r in parts.values())
-        while lanes > 1 and not (_ends_with_packets(parts[axis], lanes) and length >= lanes * leaf.split):
+        while lanes > 1 and not (_ends_with_packets(parts[axis], lanes) and length >= lanes * options.split):
             lanes //= 2
         return replace(leaf, lanes=lanes)
-    if leaf.flat:
+    if options.flat:
         return _fitted_flat(leaf, nest, box, steps, threads)
     part = dict(zip(nest.axes, box, strict=True))[axis]
     while lanes > 1 and not _begins_at_multiples(part, lanes, steps):
         lanes //= 2
     count = prod(-(-int(r.size) // (lanes if a is axis else 1)) for a, r in zip(nest.axes, box, strict=True))
     rounds = -(-count // threads)
-    turns = -(-rounds // leaf.at_once)
-    return replace(leaf, lanes=lanes, at_once=max(1, -(-rounds // max(1, turns))))
+    return _in_turns(replace(leaf, lanes=lanes), rounds)
 
 
 def _fitted_flat(leaf: Leaf, nest: Nest, box: Box, steps: Mapping[str, int], threads: int) -> Leaf:
@@ -226,10 +228,14 @@ def _fitted_flat(leaf: Leaf, nest: Nest, box: Box, steps: Mapping[str, int], thr
     scaled = {name: step * inner for name, step in steps.items()}
     begins = sizes[cut] >= extents[cut] or _begins_at_multiples(box[cut], leaf.lanes, scaled)
     if sizes[cut + 1 :] != extents[cut + 1 :] or not begins:
-        return replace(leaf, lanes=1, flat=False, at_once=1)
-    rounds = -(-prod(sizes) // (leaf.lanes * threads))
-    turns = -(-rounds // leaf.at_once)
-    return replace(leaf, at_once=max(1, -(-rounds // max(1, turns))))
+        return replace(leaf, lanes=1).with_options(ThreadForm, flat=False, at_once=1)
+    return _in_turns(leaf, -(-prod(sizes) // (leaf.lanes * threads)))
+
+
+def _in_turns(leaf: Leaf, rounds: int) -> Leaf:
+    """As many packets at once as make turns alike."""
+    turns = -(-rounds // leaf.options(ThreadForm).at_once)
+    return leaf.with_options(ThreadForm, at_once=max(1, -(-rounds // max(1, turns))))
 
 
 def _ends_with_packets(part: Range, lanes: int) -> bool:

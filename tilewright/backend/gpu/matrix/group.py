@@ -25,6 +25,7 @@ from tilewright.ir.forms.loops import Buffer, Instruction, Memory, Operand, Stmt
 from tilewright.lower.nesting import alloc, unrolled
 from tilewright.target.instruction_sets import BANK_PACKETS
 from tilewright.tile_graph.plan.form import Hold, Tile
+from tilewright.tile_graph.plan.leaf_form import FragmentForm
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,12 @@ class GroupContract(MatrixContract):
         def multiply(slot: Expr) -> list[list[Stmt]]:
             return [[self.product(total, slot, step) for step in range(depth)]]
 
-        stages, rolled = self.ring(0).hold.stages, self.base.plan.rolled
+        stages, rolled = self.ring(0).hold.stages, self.base.plan.options(FragmentForm).rolled
         return tuple(in_groups("part", parts, stages, copies, multiply, sums, reused, rolled, gathered))
 
     def _gathering(self, total: Buffer, spot: Spot, parts: int, copies: Copies, reused: bool) -> tuple[Stmt, ...]:
         """Where every part has sums of its own, some columns of it at a time: their registers are used again."""
-        if self.base.plan.anew != self.step:
+        if self.base.plan.options(FragmentForm).anew != self.step:
             return super()._gathering(total, spot, parts, copies, reused)
         columns = columns_at_a_time(self.block_columns)
         fragments = columns // self.form.c.columns
@@ -85,7 +86,7 @@ class GroupContract(MatrixContract):
             return unrolled([near, e], (Store(total, place, load(total, place) + more),))
 
         gathered = Gathered(1, [added(start) for start in starts])
-        stages, rolled = self.ring(0).hold.stages, self.base.plan.rolled
+        stages, rolled = self.ring(0).hold.stages, self.base.plan.options(FragmentForm).rolled
         sums = _whole(own), columns // 2
         return alloc([own], in_groups("part", parts, stages, copies, multiply, sums, reused, rolled, gathered))
 
@@ -141,6 +142,6 @@ def contract_of(nest: GpuNest, warps: Tile, holds: Sequence[Hold]) -> MatrixCont
     block = (warps.axes[0].extent, warps.axes[1].extent)
     is_packed = packed_side(sides.columns.value, nest.reduction) is not None
     form = MatrixContract
-    if FORMS[nest.plan.instruction or ""].warps > 1 or is_packed:
+    if FORMS[nest.plan.options(FragmentForm).instruction].warps > 1 or is_packed:
         form = PackedContract if is_packed else GroupContract
     return form(nest, sides, block, (rows, columns), holds)

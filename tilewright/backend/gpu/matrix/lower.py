@@ -44,6 +44,7 @@ from tilewright.ir.meaning.instruct import WARP
 from tilewright.lower.nesting import alloc, unrolled
 from tilewright.target.instruction_sets import BANK_PACKETS
 from tilewright.tile_graph.plan.form import Hold
+from tilewright.tile_graph.plan.leaf_form import FragmentForm
 
 SWIZZLED, PADDED = "swizzled", "padded"
 
@@ -75,15 +76,16 @@ class MatrixContract:
     ) -> None:
         """`block` and `warp`: rows and columns; `holds`: how both operands come, None for one that is in registers."""
         self.base = nest
-        self.form = FORMS[nest.plan.instruction or ""]
+        options = nest.plan.options(FragmentForm)
+        self.form = FORMS[options.instruction]
         self.block_rows, self.block_columns = block
         self.warp_rows, self.warp_columns = warp
         self.sides = sides
         self.lane, self.warp = simplify(var(nest.thread) % WARP), simplify(var(nest.thread) // WARP)
         self.length = prod(int(r.size) for r in nest.reduce_ranges.values())
-        self.step = nest.plan.step
+        self.step = options.step
         # groups of warps that each take some steps of every part of the sum, for the same rows and columns
-        self.groups = nest.plan.split
+        self.groups = options.split
         together = self.block_rows // self.warp_rows * (self.block_columns // self.warp_columns)
         self.group = simplify(self.warp // together) if self.groups > 1 else const(0)
         self.warp = simplify(self.warp % together) if self.groups > 1 else self.warp
@@ -166,7 +168,7 @@ class MatrixContract:
         epilogue = MatrixEpilogue(self)
         body: list[Stmt] = list(epilogue.asked(total, fixed, valid, starts)) if base.plan.lanes > 1 else []
         body.extend(spot.around((Store(total, spot.index, first),)))
-        body.extend(self._gathering(total, spot, parts, copies, reused) if base.plan.anew else
+        body.extend(self._gathering(total, spot, parts, copies, reused) if base.plan.options(FragmentForm).anew else
                     self.walk(total, parts, copies, reused))  # fmt: skip
         if base.plan.lanes > 1:
             body.extend((*(() if reused else (sync(),)), *epilogue.in_rows(total, fixed, valid, starts, reused)))
@@ -179,7 +181,7 @@ class MatrixContract:
         own = Buffer(self.base.names.fresh("part_sums"), total.shape, total.dtype, total.memory)
         zero = Store(own, spot.index, const(0, own.dtype))
         added = Store(total, spot.index, load(total, spot.index) + load(own, spot.index))
-        gathered = Gathered(self.base.plan.anew // self.step, [spot.around((added, zero))])
+        gathered = Gathered(self.base.plan.options(FragmentForm).anew // self.step, [spot.around((added, zero))])
         walked = self.walk(own, parts, copies, reused, gathered)
         rest = spot.around((added,)) if parts % gathered.every else ()
         return alloc([own], (*spot.around((zero,)), *walked, *rest))
@@ -209,7 +211,7 @@ class MatrixContract:
         def use(number: int) -> tuple[Stmt, ...]:
             return self._multiply(total, a[number], b[number])
 
-        stages, rolled = self.ring(0).hold.stages, self.base.plan.rolled
+        stages, rolled = self.ring(0).hold.stages, self.base.plan.options(FragmentForm).rolled
         steps = pipelined("part", parts, stages, depth, copies, fetch, use, reused, rolled, gathered)
         return alloc([*a, *b], steps)
 

@@ -25,6 +25,7 @@ from tilewright.ir.forms.expr import Axis, Expr, Load, all_of, const, is_op, loa
 from tilewright.ir.forms.loops import Buffer, For, ForKind, Instruction, Memory, Operand, Stmt, Store
 from tilewright.lower.nesting import alloc, unrolled
 from tilewright.tile_graph.plan.form import Hold
+from tilewright.tile_graph.plan.leaf_form import FragmentForm
 
 _LANES = FETCHED // PLACES  # that share a column
 _PAIR = 2  # neighbours that are a register
@@ -148,7 +149,7 @@ class PackedContract(MatrixContract):
         def use(number: int) -> tuple[Stmt, ...]:
             return self._products(total, sets[number], whole)
 
-        stages, rolled = self.ring(0).hold.stages, self.base.plan.rolled
+        stages, rolled = self.ring(0).hold.stages, self.base.plan.options(FragmentForm).rolled
         steps = pipelined("part", parts, stages, depth, copies, fetch, use, reused, rolled, gathered)
         every = [b for s in sets for b in (s.rows, s.codes, *s.numbers)]
         return alloc([*every, *whole.values()], (*self._whole_columns(whole), *steps))

@@ -23,6 +23,7 @@ from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import extent_of
 from tilewright.tile_graph.algebra.streams import Stream
 from tilewright.tile_graph.plan.form import COPIED, Bind, Hold, Leaf, Sizes, Tile, TileAxis
+from tilewright.tile_graph.plan.leaf_form import FragmentForm
 
 _UNIT = 16  # rows of a fragment, and columns of the two that lie beside each other in a rows' operand
 _BLOCKS = (32, 64, 128)
@@ -274,7 +275,7 @@ def finished_stream(
 ) -> tuple[Leaf, ...]:
     """The leaves with the instruction and the steps of their products: all that is summed up at a time."""
     steps = {n.tensor.name: made.summed if n in stream.wide else made.block for n in form.products}
-    return tuple(replace(x, step=steps[x.tensor], instruction=made.instruction) if x.tensor in steps else x
+    return tuple(replace(x, form=FragmentForm(made.instruction, step=steps[x.tensor])) if x.tensor in steps else x
                  for x in leaves)  # fmt: skip
 
 

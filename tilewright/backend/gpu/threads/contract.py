@@ -53,11 +53,11 @@ class GpuContract:
 
     def __init__(self, nest: GpuNest) -> None:
         self.base = nest
-        self.step = nest.plan.step
+        self.step = nest.options.step
         self.length = prod(int(r.size) for r in nest.reduce_ranges.values())
         self.steps = -(-self.length // self.step)
         self.factors = factors(nest.nest.elements[0], nest.nest.axes, nest.nest.reduce_axes)
-        self.stages = min(nest.plan.at_once, self.steps)
+        self.stages = min(nest.options.at_once, self.steps)
         self.buffers = {f: self._stage(f) for f in self.factors if self._wants_stage(f)}
 
     def statements(self) -> tuple[Stmt, ...]:
@@ -75,7 +75,7 @@ class GpuContract:
         if sizes and self._reduction_first(factor):
             sizes[-1] += 1  # neighbouring threads write down a column: an odd row length spreads it over the banks
         elif sizes:
-            sizes[-1] += spread(sizes, base.plan.split, base.warp)
+            sizes[-1] += spread(sizes, base.options.split, base.warp)
         ring = (self.stages,) if self.stages > 1 else ()
         buffer = Buffer(base.names.fresh("stage"), (*ring, self.step, *sizes), factor.value.dtype, Memory.SHARED)
         base.shared.append(buffer)
@@ -105,8 +105,8 @@ class GpuContract:
         assert monoid is not None
         states = base.states(monoid, spot.shape, "acc")
         operands = [self._operand(f, spot) for f in self.factors]
-        starts = base.initial(monoid, spot) if base.plan.split == 1 else monoid.identity
-        if base.nest.initial and base.plan.split == 1:
+        starts = base.initial(monoid, spot) if base.options.split == 1 else monoid.identity
+        if base.nest.initial and base.options.split == 1:
             valid = [*spot.active, *spot.inside]
             starts = tuple(
                 select(all_of(valid), v, i) if valid else v for v, i in zip(starts, monoid.identity, strict=True)
@@ -118,7 +118,7 @@ class GpuContract:
             body.extend(self._pipelined(spot, operands, states))
         else:
             body.extend(self._one_by_one(spot, operands, states))
-        if base.plan.split > 1:
+        if base.options.split > 1:
             body.extend(base.combine_shares(monoid, states, spot))
         body.extend(base.finish(monoid, states, spot))
         return alloc(states, body)
@@ -250,7 +250,7 @@ class GpuContract:
         self, start: Expr, spot: Spot, operands: list[Operand], states: list[Buffer], slot: Expr | None = None
     ) -> tuple[Stmt, ...]:
         base = self.base
-        split = base.plan.split
+        split = base.options.split
         loop = Axis("k", -(-self.step // split))
         k = simplify(var(loop) * split + base.taker()[1])
         point, cut = base.reduction_point(simplify(start + k))

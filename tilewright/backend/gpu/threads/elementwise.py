@@ -29,10 +29,10 @@ class PackedMap:
         self.axis = base.nest.named(plan.vector)
         self.lanes = plan.lanes
         self.lane = Axis("lane", plan.lanes)
-        self.turn = Axis("turn", plan.at_once)
+        self.turn = Axis("turn", base.options.at_once)
         self.places = {a: -(-int(r.size) // (plan.lanes if a is self.axis else 1)) for a, r in base.ranges.items()}
         self.count = prod(self.places.values())
-        if plan.flat:  # all axes as one
+        if base.options.flat:  # all axes as one
             self.count = -(-prod(int(r.size) for r in base.ranges.values()) // plan.lanes)
         self.registers: list[Buffer] = []
 
@@ -91,7 +91,7 @@ class PackedMap:
     def _spot(self, flat: Expr) -> tuple[dict[Axis, Expr], tuple[Expr, ...], Expr | None]:
         """The value of every axis; when a packet lies inside the box; when all of its elements do, if not always."""
         base = self.base
-        if base.plan.flat:
+        if base.options.flat:
             return self._flat_spot(flat)
         active = [lt(flat, self.count)]
         rest = flat
@@ -142,7 +142,7 @@ class PackedMap:
 
     def _inside(self, env: dict[Axis, Expr]) -> Expr:
         """Whether a lane's element lies inside the box."""
-        if self.base.plan.flat:
+        if self.base.options.flat:
             here: Expr = const(0)
             for axis in self.base.order:
                 here = here * extent_of(axis.extent) + env[axis]

@@ -59,6 +59,7 @@ from tilewright.lower.register_block import Names
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import Box, Range, extent_of, whole
 from tilewright.tile_graph.plan.form import Hold, Leaf, Tile
+from tilewright.tile_graph.plan.leaf_form import FragmentForm, ThreadForm
 
 _SMALL = 1e-30  # the reciprocal of a larger number is a normal one
 _LOG2_E = log2(e)
@@ -86,6 +87,12 @@ class Spot:
         return unrolled(self.unrolled if axes is None else axes, body)
 
 
+def thread_options(leaf: Leaf) -> ThreadForm:
+    """Of a leaf that threads run; of one on tensor cores as if they passed its operands in the same steps."""
+    form = leaf.form
+    return ThreadForm(split=form.split, step=form.step) if isinstance(form, FragmentForm) else leaf.options(ThreadForm)
+
+
 class GpuNest:
     """The lowering of one nest under one plan. `shared` collects buffers of its own that it needs meanwhile: they are
     allocated around what needs them and no further, so that other nests, and its own next turn, may have the room."""
@@ -96,6 +103,7 @@ class GpuNest:
     ) -> None:  # fmt: skip
         self.nest = nest
         self.plan = plan
+        self.options = thread_options(plan)
         self.ranges = dict(zip(nest.axes, box, strict=True))
         self.reduce_ranges = {a: reduce_box.get(a, whole(extent_of(a.extent))) for a in nest.reduce_axes}
         self.access = access
@@ -112,10 +120,10 @@ class GpuNest:
         self.places = {a: -(-int(r.size) // self.register.get(a, 1)) for a, r in self.ranges.items()}
         self.count = prod(self.places.values())
         self.threads = extent_of(thread.extent)
-        self.takers = self.threads // plan.split  # threads that take a position of their own
+        self.takers = self.threads // self.options.split  # threads that take a position of their own
         self.rounds = -(-self.count // self.takers)
         # threads that a leaf before it has, which it does not wait for: where enough are left, it takes those
-        asks = self.count * plan.split
+        asks = self.count * self.options.split
         self.first = begun if shares_sum(plan, nest, warp) and begun + asks <= self.threads else 0
         self.end = self.first + asks
 
@@ -134,7 +142,7 @@ class GpuNest:
 
     def taker(self) -> tuple[Expr, Expr]:
         """(which position a thread starts from, which share of its reduction it has)."""
-        split = self.plan.split
+        split = self.options.split
         thread = var(self.thread) - self.first if self.first else var(self.thread)
         if split == 1:
             return thread, const(0)
@@ -185,7 +193,7 @@ class GpuNest:
         if monoid is None:
             return guarded(spot.active, spot.around(guarded(spot.inside, self.stores(spot, {}))))
         states = self.states(monoid, spot.shape, "acc")
-        if self.plan.split == 1:
+        if self.options.split == 1:
             starts = self.initial(monoid, spot)
             body = (
                 *(Store(s, (), v) for s, v in zip(states, starts, strict=True)),
@@ -209,7 +217,7 @@ class GpuNest:
         return serial([*loops, *([near] if int(inner.size) > packet else [])], body)
 
     def _shared_reduction(self, spot: Spot, states: Sequence[Buffer], monoid: Monoid) -> tuple[Stmt, ...]:
-        split = self.plan.split
+        split = self.options.split
         share = self.taker()[1]
         packet = self.plan.lanes if self.along_reduction else 1
         count = prod(int(r.size) for r in self.reduce_ranges.values()) // packet
@@ -254,7 +262,7 @@ class GpuNest:
         """The outputs of a register tile from the shares of a warp: lanes that are far apart give each other half of
         what they have, until each has one output, which those beside it have too. Then `own` is that, with its place
         in the tile, and a lane's number among those that have it. Of eight outputs that is 9 exchanges, not 40."""
-        lane, distance = self.taker()[1], self.plan.split // 2
+        lane, distance = self.taker()[1], self.options.split // 2
         given, other = (self.states(monoid, (), stem) for stem in ("given", "other"))
         place: dict[Axis, Expr] = {}
         body: list[Stmt] = []
@@ -309,7 +317,7 @@ class GpuNest:
 
     def combine_shares(self, monoid: Monoid, states: Sequence[Buffer], spot: Spot) -> tuple[Stmt, ...]:
         """Every thread of a position gets the whole reduction; all threads take part."""
-        split = min(self.plan.split, self.warp)
+        split = min(self.options.split, self.warp)
         distance = 1 if self.along_reduction else self.warp // split
         others = self.states(monoid, (), "other")
         combine: list[Stmt] = []
@@ -320,11 +328,11 @@ class GpuNest:
             combine.extend(self.update(monoid, states, spot.index, [load(o, ()) for o in others]))
             distance *= 2
         within = spot.around(alloc(others, combine))
-        return within if self.plan.split <= self.warp else (*within, *self._of_all_warps(monoid, states))
+        return within if self.options.split <= self.warp else (*within, *self._of_all_warps(monoid, states))
 
     def _of_all_warps(self, monoid: Monoid, states: Sequence[Buffer]) -> tuple[Stmt, ...]:
         """The shares of the warps of a position, which meet in shared memory."""
-        warps = self.plan.split // self.warp
+        warps = self.options.split // self.warp
         tables = [Buffer(self.names.fresh("shares"), (self.threads // self.warp,), s.dtype, Memory.SHARED)
                   for s in states]  # fmt: skip
         self.shared.extend(tables)
@@ -343,12 +351,12 @@ class GpuNest:
     ) -> tuple[Stmt, ...]:
         """One thread of a position stores; it alone reads what the accumulators should have started from."""
         last: list[Stmt] = []
-        if self.nest.initial and self.plan.split > 1:
+        if self.nest.initial and self.options.split > 1:
             now: dict[Expr, Expr] = dict(zip(monoid.left, self.initial(monoid, spot), strict=True))
             now.update({s: load(b, spot.index) for s, b in zip(monoid.right, states, strict=True)})
             last.extend(self._assign(states, spot.index, [replace_nodes(c, now) for c in monoid.combine]))
         last.extend(self.stores(spot, self.results(monoid, states, spot.index)))
-        alone = [eq(self.taker()[1] if share is None else share, 0)] if self.plan.split > 1 else []
+        alone = [eq(self.taker()[1] if share is None else share, 0)] if self.options.split > 1 else []
         return guarded([*spot.active, *alone], spot.around(guarded(spot.inside, tuple(last))))
 
     def reduction_point(self, flat: Expr, lane: Axis | None = None) -> tuple[dict[Axis, Expr], list[Expr]]:

@@ -22,6 +22,7 @@ from tilewright.tile_graph.algebra.context import NestContext, is_contraction, o
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import Box, Range, Size, extent_of
 from tilewright.tile_graph.plan.form import Leaf
+from tilewright.tile_graph.plan.leaf_form import ThreadForm
 
 MOST_THREADS = 256  # a block: enough to hide latency, few enough for 255 registers a thread
 _FILLED_THREADS = 128  # of a block, below which its register tile shrinks
@@ -62,7 +63,7 @@ def plan_threads(nest: Nest, free: frozenset[Tensor], context: NestContext) -> L
     leaf = Leaf(
         tensor=nest.tensor.name, core=nest.core, epilogue=nest.epilogue,
         vector=None if along is None else names[along], register=tuple((names[a], n) for a, n in register.items()),
-        order=tuple(names[a] for a in (*order, *reduction)), split=split,
+        order=tuple(names[a] for a in (*order, *reduction)), form=ThreadForm(split=split),
     )  # fmt: skip
     packed = with_packets(leaf, nest, context)
     return packed if _staged(nest) else with_window(packed, nest, free, context)
@@ -197,7 +198,7 @@ def fit_register(plan: Leaf, nest: Nest, sizes: Mapping[Axis, Size]) -> dict[Axi
     if is_window(plan, nest):
         return tile
     for _ in range(6):
-        work: Size = plan.split
+        work: Size = plan.options(ThreadForm).split
         for axis in nest.axes:
             work = work * -(-sizes[axis] // tile.get(axis, 1))
         largest: Size = 1
@@ -231,14 +232,15 @@ def finished(plan: Leaf, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range])
     if (plan.vector is None or plan.vector[0] == "o") and reused(nest, sizes):
         step, stages = _step(plan, nest, box, reduce_box)
         if step:
-            return replace(plan, step=step, at_once=stages)
-    return replace(plan, step=0, register=())
+            return plan.with_options(ThreadForm, step=step, at_once=stages)
+    return replace(plan, register=())
 
 
 def shares_sum(plan: Leaf, nest: Nest, warp: int) -> bool:
     """Whether a warp shares every sum of products, neighbours along it: then it may take several outputs."""
-    by_warps = plan.split == warp and plan.vector is not None and plan.vector[0] == "r"
-    return by_warps and not plan.step and not is_window(plan, nest) and is_contraction(nest)
+    options = plan.options(ThreadForm)
+    by_warps = options.split == warp and plan.vector is not None and plan.vector[0] == "r"
+    return by_warps and not options.step and not is_window(plan, nest) and is_contraction(nest)
 
 
 def widened(plan: Leaf, nest: Nest, box: Box, warp: int) -> Leaf | None:
@@ -272,7 +274,7 @@ def outputs_at_once(nest: Nest, box: Box, rounds: Size) -> dict[Axis, Size]:
 
 def threads_for(plan: Leaf, nest: Nest, box: Box) -> int:
     """Threads that have something to do in a leaf at once, if there are as many."""
-    return prod(positions(plan, nest, box).values()) * plan.split
+    return prod(positions(plan, nest, box).values()) * plan.options(ThreadForm).split
 
 
 def _step(plan: Leaf, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range]) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from tilewright.tile_graph.algebra.context import NestContext, packed_axis
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import Size, extent_of
 from tilewright.tile_graph.plan.form import Leaf
+from tilewright.tile_graph.plan.leaf_form import ThreadForm
 
 _MOST_TAPS = 16  # of the axis whose steps are written out
 _MOST_OUTPUTS = 8  # along the window that a thread may have
@@ -49,7 +50,8 @@ class Window:
 
 def is_window(leaf: Leaf, nest: Nest) -> bool:
     """Whether threads sum up packets of outputs in registers."""
-    return (nest.monoid is not None and leaf.instruction is None and leaf.step == 0 and leaf.split == 1
+    options = leaf.options(ThreadForm)
+    return (nest.monoid is not None and leaf.instruction is None and options.step == 0 and options.split == 1
             and leaf.lanes > 1 and leaf.vector is not None and leaf.vector[0] == "o")  # fmt: skip
 
 
@@ -57,7 +59,9 @@ def with_window(leaf: Leaf, nest: Nest, free: frozenset[Tensor], context: NestCo
     """The leaf with packets of outputs in the registers of a thread, where all that it touches lies in packets, or is
     `free` to lie so."""
     monoid = nest.monoid
-    if monoid is None or leaf.vector is None or leaf.vector[0] != "o" or leaf.split > 1 or nest.initial:
+    if monoid is None or nest.initial or leaf.vector is None or leaf.vector[0] != "o":
+        return leaf
+    if leaf.options(ThreadForm).split > 1:
         return leaf
     if len(monoid.left) != 1 or len(nest.elements) != 1 or not leaf.order or leaf.order[-1][0] != "r":
         return leaf
