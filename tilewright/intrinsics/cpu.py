@@ -197,8 +197,6 @@ def _tile_dot(name: str, dtype: type, group: int, mnemonic: str, types: tuple[st
                  amx_portable_dot(name, group, *types))  # fmt: skip
 
 
-_CONFIGURE = "".join(f", {{scalar{i}}}" for i in range(2 * TILES))
-
 _ROWS = (
     _vector_dot(
         "sdot_int8", np.int32, 4, 4, "{element0} = tw_sdot_int8({element0}, {element1}, {place2}, {scalar0});",

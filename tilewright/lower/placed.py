@@ -45,14 +45,6 @@ class Spread:
         values, times = np.unique(counts, return_counts=True)
         return Spread(values, times / counts.size)
 
-    @staticmethod
-    def of_parts(extent: int, size: Size) -> Spread:
-        """An axis cut into parts, the last of which may be shorter; sizes may be an array."""
-        size = np.minimum(size, extent)
-        count = -(-extent // size)
-        last = extent - (count - 1) * size
-        return Spread(np.stack([size, last]), np.stack([(count - 1) / count, 1 / count]))
-
     def mean(self, of: Callable[[Numbers], Numbers] | None = None) -> Size:
         values = self.values if of is None else of(self.values)
         found = (values * self.weights).sum(axis=0)

@@ -26,6 +26,16 @@ ALIKE_WORTH = 1.05  # times as long a kernel by itself may take that reads const
 CONFLICT = 2.0  # times its best of all: an objective that cannot have less is in conflict with those before it
 REFINED = 0.995  # of the kernel's time with the leaf it had
 LEAST_GAIN = 50e-9  # seconds: predictions are told to a tenth of a microsecond
+ALIKE_STAGES = 1e-3  # bounds on the slowest stage that differ by less than this part of it are looked at as one
+AS_LARGE = 1 / 32  # the same of what the largest holds
+EVEN_STAGES = 1.05  # times its share that a stage may hold: to hold less is not worth any time
+STAGES_WORTH = 1.5  # times the seconds of other stages that those which hold no more than that may take
+SOLVED_GAP = 1e-4  # of the optimum of an integer program, within which a solution is taken for one
+PASS_GAIN = 1e-3  # the part of the seconds that a pass over all mesh axes has to save for another one
+WEIGHTS_SLACK = 1.02  # times its share of the weights that a rank may have: what is small beside them is not cut
+WEIGHTS_NOTHING = 0.0005  # the part of all weights below which those of a compute do not count
+WEIGHTS_SMALL = 0.005  # the part of all weights that a section has without being asked to share them out
+HALVED = 0.9  # of what a part holds: a dimension whose cut in two leaves more is none that parts are made along
 
 # How much is looked at: what bounds the time that planning takes.
 MOST_NESTS = 48  # nests of a kernel, of maps and plain reductions

@@ -171,11 +171,6 @@ class Target:
         """Cycles from one multiply-add to the next on its result."""
         return self.fma_chains / self.pipes
 
-    @property
-    def loads_per_fma(self) -> float:
-        """Vectors that come from the nearest cache in the time of one vector multiply-add, all units busy."""
-        return self.nearest.bandwidth / self.vector_bytes * self.lanes(4) / self.fma_rate
-
     def lines_held(self, step: int) -> int:
         """Lines so many bytes apart that the first cache holds beside what else is read: they fall on some of its
         sets alone."""

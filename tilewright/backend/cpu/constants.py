@@ -1,5 +1,7 @@
 """The numbers that planning for CPUs is by, each with what it is and where it comes from."""
 
+from tilewright.target import Target
+
 # Chosen so that predictions meet kernels that were measured, on a Neoverse N1 and on servers with AVX-512; `python -m
 # bench.judge` says whether another number orders measured plans better. What a machine can be asked for is in its
 # description instead.
@@ -21,7 +23,8 @@ WINDOW_WITHOUT = 5.0  # times as long where a tile has fewer channels than a blo
 PART_CYCLES = 10
 EXPOSED = 0.5  # of what moves, or of the arithmetic beside it, that is not hidden
 BEYOND_A_RUN = 2  # lines that prefetchers bring for nothing where a run ends, or not in time where one begins
-TILE_SECONDS = 60e-9  # to start a tile: a call, a few divisions; handing one out is measured (`Target.tile_cost`)
+# To start a tile: a call, a few divisions. Handing one out is measured, and as long where a description says nothing.
+TILE_SECONDS = Target.tile_cost
 TILE_FAR_EXPOSED = 0.5  # of the time to and from main memory that arithmetic does not hide
 PREFETCHED_EXPOSED = 0.1  # of the time of weights that are asked for while others are multiplied
 NEAR_EXPOSED = 0.2  # of the time of the caches

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.backend.gpu import machine_code
+from tilewright.backend.gpu.constants import STREAM_WORTH
 from tilewright.backend.gpu.driver import why_not_here
 from tilewright.backend.gpu.kernel.block import finished_leaves, plan_gpu_nest, shared_out
 from tilewright.backend.gpu.kernel.busy import Around, warps_of
@@ -50,7 +51,7 @@ class GpuBackend(Backend):
     ends_loops = False
     compares_places = True
     least_rows = LEAST_ROWS
-    stream_worth = 1.1
+    stream_worth = STREAM_WORTH
 
     def plan_leaf(self, nest: Nest, context: NestContext) -> Leaf:
         return plan_gpu_nest(nest, context)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from itertools import combinations, product
 
 from tilewright.ir.forms.compute import Compute
+from tilewright.schedule.constants import PASS_GAIN
 from tilewright.tile_graph.sharding.strategies import Cut
 
 _PASSES = 2  # over all mesh axes after the first; most problems are through after one
 _MET = 8  # ways of a compute, about as many as along one mesh axis
-_GAIN = 1e-3  # the part of the seconds that a pass has to save for another one
 
 Cuts = tuple[Cut, ...]  # by mesh axis
 Choices = Mapping[Compute, Sequence[Sequence[Cut]]]  # by mesh axis, what may be cut along it
@@ -63,7 +63,7 @@ def one_by_one(choices: Choices, axes: Sequence[int], solve: Solve) -> Outcome:
         for admitted in (_met(choices, found), *(_along(axis, choices, best.cuts) for axis in axes)):
             found.append(solve(admitted, axes))
             best = found[-1] if found[-1].is_better(best) else best
-        if not best.is_better(before, _GAIN):
+        if not best.is_better(before, PASS_GAIN):
             break
     return best
 

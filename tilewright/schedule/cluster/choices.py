@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tilewright.errors import ToolError
+from tilewright.schedule.constants import SOLVED_GAP
 
-_GAP = 1e-4  # of the optimum, within which a solution is taken for one
 _WORK = 2_000_000  # variables times the linear programs of one integer program; a layer takes a few of these
 _VARIABLES = 50_000  # above which already the first linear program takes minutes
 _DONE, _IMPOSSIBLE = 0, 2  # as scipy says how a search ended
@@ -123,7 +123,7 @@ def solve_as_program(problem: Choices, work: int = _WORK, variables: int = _VARI
     rows = csr_matrix((program.values, (program.rows, program.columns)), (len(program.low), len(program.objective)))
     limits = LinearConstraint(rows, np.array(program.low), np.array(program.high))
     scale = max(program.objective, default=0.0) or 1.0  # seconds are too small for a solver's tolerances
-    bound = {"mip_rel_gap": _GAP, "node_limit": work // max(1, len(program.objective))}
+    bound = {"mip_rel_gap": SOLVED_GAP, "node_limit": work // max(1, len(program.objective))}
     found = milp(np.array(program.objective) / scale, integrality=np.array(program.whole), bounds=Bounds(0, 1),
                  constraints=limits, options=bound)  # fmt: skip
     if found.x is None:

@@ -19,15 +19,13 @@ from tilewright.schedule.cluster.axes import Admitted, Cuts, Outcome, at_a_time,
 from tilewright.schedule.cluster.choices import Choices, Hub, Reader
 from tilewright.schedule.cluster.cost import Costs
 from tilewright.schedule.cluster.reduced import solve
+from tilewright.schedule.constants import WEIGHTS_NOTHING, WEIGHTS_SLACK, WEIGHTS_SMALL
 from tilewright.target import Cluster
 from tilewright.tile_graph.algebra.nest import Nest, build_nest
 from tilewright.tile_graph.algebra.signature import signature
 from tilewright.tile_graph.sharding.routes import is_held, route
 from tilewright.tile_graph.sharding.strategies import Cut, Strategy, cut_choices, strategy_of
 
-_SLACK = 1.02  # times its share of the weights that a rank may have: what is small beside them is not worth a cut
-_NOTHING = 0.0005  # the part of all weights below which those of a compute do not count
-_SMALL = 0.005  # the part of all weights that a section has without being asked to share them out
 _AT_A_TIME = 50_000  # pairs of ways that are looked at for all mesh axes together
 
 
@@ -152,7 +150,7 @@ class MeshPlanner:
         for compute, cuts in found.cuts.items():
             way = self._admitted(compute, cuts)
             for tensor, needs in way.strategy.needs.items():
-                if tensor in self.kept and tensor.most_bytes > _SMALL * self.all_weights:
+                if tensor in self.kept and tensor.most_bytes > WEIGHTS_SMALL * self.all_weights:
                     spread = min(needs, key=lambda each: self.costs.bytes_of(tensor, each))
                     read.setdefault(tensor, []).append((way.seconds, spread))
         return {t: max(each, key=lambda one: one[0])[1] for t, each in read.items() if len({s for _, s in each}) > 1}
@@ -244,7 +242,7 @@ class MeshPlanner:
         weights = [(t, needs) for t, needs in strategy.needs.items() if t in self.kept]
         size = sum(min(self.costs.bytes_of(t, spread) for spread in needs) for t, needs in weights)
         # what is small beside the weights is not asked for: a node without any is decided by its neighbours
-        size = size if size >= _NOTHING * self.all_weights else 0
+        size = size if size >= WEIGHTS_NOTHING * self.all_weights else 0
         seconds = self.costs.piece(compute, strategy, self.kept)
         return Way(strategy, seconds / (self.batch_parts if self._is_update(compute) else 1), size)
 
@@ -257,7 +255,7 @@ class MeshPlanner:
         for compute in self.program.computes:
             before = sum(behind.get(t, inf) for t in reads(compute))
             total = before + self.whole[compute].seconds
-            has_weights = self.whole[compute].bytes > _SMALL * self.all_read
+            has_weights = self.whole[compute].bytes > WEIGHTS_SMALL * self.all_read
             if total < self.latency and not has_weights:
                 behind.update(dict.fromkeys(compute.outputs, total))
                 self.everywhere.update(compute.outputs)
@@ -402,9 +400,9 @@ class MeshPlanner:
 
     def _most_bytes(self, section: Section) -> float:
         own = self._weights(section.computes)
-        if self.parts == 1 or own < _SMALL * self.all_read:
+        if self.parts == 1 or own < WEIGHTS_SMALL * self.all_read:
             return inf
-        return _SLACK * own / self.parts
+        return WEIGHTS_SLACK * own / self.parts
 
     def _problem(
         self, section: Section, comes: Spread | None, goes: Spread | None, most_bytes: float

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tilewright.schedule.constants import ALIKE_STAGES, AS_LARGE, EVEN_STAGES, STAGES_WORTH
+
 Seconds = Callable[[int, int, int], float]
 """Of the layers from the first up to but not with the last on one of the meshes; infinite where they do not fit."""
 
@@ -25,10 +27,6 @@ Fits = Callable[[int, int, int, int], bool]
 """Whether the layers from the first up to but not with the last may be a stage on one of the meshes with so many stages
 behind it."""
 
-_ALIKE = 1e-3  # bounds on the slowest stage that differ by less than this part of it are looked at as one
-_AS_LARGE = 1 / 32  # the same of what the largest holds
-_EVEN = 1.05  # times its share that a stage may hold: to hold less is not worth any time
-_WORTH = 1.5  # times the seconds of other stages that those which hold no more than that may take
 Table = NDArray[Any]
 
 
@@ -89,17 +87,17 @@ def even_stages(own: Ends, ends: Ends, count: int, most: float = inf) -> tuple[i
     part of a batch takes and of what the device with most holds. None where none will do."""
     layers = len(own.seconds) - 1
     share = max(1.0, float(own.held[0, layers]) / count)
-    enough = _EVEN * share if most == inf else most
+    enough = EVEN_STAGES * share if most == inf else most
     even: list[_Even] = []
     others: list[_Even] = []
-    for bound in _bounds(own.held[own.seconds < inf].tolist(), _AS_LARGE, share):
+    for bound in _bounds(own.held[own.seconds < inf].tolist(), AS_LARGE, share):
         able = np.where(own.held <= bound, own.seconds, inf)
         tables = [able]  # of so many stages the slowest, by first layer and the one behind the last
         for _ in range(count - 1):
             tables.append(np.min(np.maximum(able[:, :, None], tables[-1][None]), axis=1))
         held = ends.held + bound
         seconds = ends.seconds + tables[-1]
-        seconds[0, layers] *= 1 - _ALIKE  # stages alone where the rest is no better
+        seconds[0, layers] *= 1 - ALIKE_STAGES  # stages alone where the rest is no better
         costs = np.where(held <= enough, seconds, inf), seconds * np.maximum(held, enough)
         for kept, cost in zip((even, others), costs, strict=True):
             place = np.unravel_index(np.argmin(cost), cost.shape)
@@ -107,7 +105,7 @@ def even_stages(own: Ends, ends: Ends, count: int, most: float = inf) -> tuple[i
     best = min(even, key=lambda each: each.cost)
     if most == inf:
         other = min(others, key=lambda each: each.cost)
-        best = best if best.seconds <= _WORTH * other.seconds and best.cost < inf else other
+        best = best if best.seconds <= STAGES_WORTH * other.seconds and best.cost < inf else other
     return None if best.cost == inf else best.begins()
 
 
@@ -126,7 +124,7 @@ class _Even(NamedTuple):
         return (*found, self.last)
 
 
-def _bounds(values: Iterable[float], alike: float = _ALIKE, share: float = 0.0) -> list[float]:
+def _bounds(values: Iterable[float], alike: float = ALIKE_STAGES, share: float = 0.0) -> list[float]:
     """What the slowest or the largest stage may have, in order; of nearly equal ones the most, nearly by that part of
     them and of a share."""
     kept: list[float] = []

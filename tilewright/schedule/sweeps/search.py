@@ -18,13 +18,13 @@ from math import inf, prod
 from tilewright.ir.analysis.pieces import place_bytes
 from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, expressions, reads
 from tilewright.ir.forms.tensor import Tensor, extents
+from tilewright.schedule.constants import HALVED
 from tilewright.schedule.sweeps.grid import Grid, grains, grid_of, main_of
 from tilewright.schedule.sweeps.reach import Places, Reach, both
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.nest import data_cost
 from tilewright.tile_graph.algebra.propagate import extent_of
 
-_HALVED = 0.9  # of what a part holds: a dimension whose cut in two leaves more is none that parts are made along
 _DIMENSIONS = 2  # that are cut at once
 _BEYOND = 16  # times as many parts as will do: those of fewer rows or columns, whose halos are larger, are no better
 _STARTED = 24  # ends of sweeps that are looked at, those that least passes
@@ -155,7 +155,7 @@ class _Search:
             for first, way in ways.items():
                 sizes[dim] = way.held / max(1, uncut[first].held)
                 apart += [dim] if way.into and 2 * way.into == uncut[first].into else []
-        dims = sorted((d for d, part in sizes.items() if part < _HALVED), key=lambda d: (round(sizes[d], 2), d))
+        dims = sorted((d for d, part in sizes.items() if part < HALVED), key=lambda d: (round(sizes[d], 2), d))
         counts = [ones]
         front = list(ones)
         if apart and len(dims) > _DIMENSIONS:  # samples first: nothing is computed twice for them
@@ -245,12 +245,3 @@ def _numbers(extent: int) -> list[int]:
     """1, 2, 3, 4, 6, 8, 12 and so on, as far as there are elements."""
     found = [n for k in range(extent.bit_length()) for n in (1 << k, 3 << k) if n <= extent]
     return sorted({*found, extent} if extent < 64 else found)
-
-
-def sweeps_text(chosen: Sequence[Chosen], program: Program) -> str:
-    """What was chosen, for people."""
-    told = []
-    for each in chosen:
-        names = [program.computes[n].outputs[0].name for n in (each.first, each.end - 1)]
-        told.append(f"{names[0]} to {names[1]} in {' x '.join(map(str, each.grid.counts))} parts")
-    return "; ".join(told)

@@ -141,11 +141,6 @@ class Nest:
         return data_cost(*self.values)
 
     @cached_property
-    def element_cost(self) -> int:
-        """Operations on data for every element that is summed up."""
-        return data_cost(*self.elements)
-
-    @cached_property
     def reach(self) -> dict[Tensor, tuple[list[Expr], ...]]:
         """By dimension of every tensor read the outermost of its indices: neighbours' reads share most of them, and
         what the others cover lies between these."""

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, log2, prod
 
+from tilewright.backend.gpu import constants as prices
 from tilewright.backend.gpu.maps.packets import flat_offset
 from tilewright.backend.gpu.matrix.cost import Fragments, Product, cost_of
 from tilewright.backend.gpu.matrix.plan import product_of, runs_of, steps_of, stored_at_once, ways_of
 from tilewright.backend.gpu.threads.contract import GpuContract
 from tilewright.backend.gpu.threads.nest import GpuNest
-from tilewright.backend.gpu.threads.slots import LOAD as _LOAD
 from tilewright.backend.gpu.threads.slots import slots_of as _slots
 from tilewright.backend.gpu.threads.window_plan import is_window, reads_of_turn
 from tilewright.ir.analysis.products import Factor
@@ -30,14 +30,6 @@ from tilewright.tile_graph.algebra.nest import Nest, data_cost
 from tilewright.tile_graph.algebra.propagate import extent_of
 from tilewright.tile_graph.plan.form import Hold, Tile
 from tilewright.tile_graph.plan.leaf_form import FragmentForm
-
-_DIVIDED = 3  # of an index divided by a constant: a product, a shift, a difference
-_DIVIDED_CHAIN = 20.0  # cycles of it, each of them waiting for the one before
-_OWN_CACHE = 1.35  # times the latency of shared memory: of the first cache, which is the same memory
-_UNROLLED = 4  # turns of a loop without branches whose loads compilers bring forward
-_CHAIN = 4.0  # cycles from one instruction of a thread to the next that needs it
-_SHUFFLE = 30.0  # cycles of one exchange between threads of a warp, and of what is done with it
-_BARRIER = 40.0  # cycles, of a block
 
 
 @dataclass(frozen=True)
@@ -135,7 +127,7 @@ class _Threads:
         line = self.target.beyond_local.transaction
         distinct = float(touch.bytes(sizes, line)[0]) / node.source.dtype.bytes
         first = min(1.0, distinct / max(1.0, made))
-        return first * self.far + (1 - first) * _OWN_CACHE * self.near
+        return first * self.far + (1 - first) * prices.OWN_CACHE * self.near
 
     def _wavefronts(self, node: Load) -> float:
         """Slots of a warp's read or store: one for as many lanes as lie in a line, a few at least."""
@@ -150,7 +142,7 @@ class _Threads:
             each = max(1.0, min(warp, places) * node.source.dtype.bytes / line)
         else:
             each = min(warp, places)
-        return max(_LOAD, runs * each)
+        return max(prices.LOAD_SLOTS, runs * each)
 
     def _stride(self, node: Load) -> int | None:
         """Elements between what neighbouring threads read."""
@@ -181,14 +173,15 @@ class _Threads:
         values, epilogue = self._epilogue(packet)
         if nest.monoid is None:
             wait = self._latency(self._reads(loads(*nest.values)))
-            alone = ceil(rounds / at_once) * wait + rounds * values + _CHAIN * values / max(1, packet)
+            alone = ceil(rounds / at_once) * wait + rounds * values + prices.CHAIN_CYCLES * values / max(1, packet)
             return self._all(positions * low.options.split) * (values + epilogue), alone
         steps, each, wait = self._steps()
-        folded = log2(low.options.split) * _SHUFFLE if low.options.split > 1 else 0.0
+        folded = log2(low.options.split) * prices.SHUFFLE_CYCLES if low.options.split > 1 else 0.0
         if low.options.split > self.target.warp:
-            folded += 2 * _BARRIER
-        alone = rounds * (steps * wait + folded + self._latency(self._reads(loads(*nest.values))) + _CHAIN * values)
-        slots = steps * each + values + epilogue + folded / _CHAIN
+            folded += 2 * prices.BARRIER_CYCLES
+        waits = self._latency(self._reads(loads(*nest.values)))
+        alone = rounds * (steps * wait + folded + waits + prices.CHAIN_CYCLES * values)
+        slots = steps * each + values + epilogue + folded / prices.CHAIN_CYCLES
         return self._all(positions * low.options.split) * slots, alone
 
     def _all(self, threads: float) -> float:
@@ -200,12 +193,12 @@ class _Threads:
         """Slots of a thread's results: what is computed, and what is read and stored."""
         nest = self.nest
         outputs = self.outputs * packet
-        computed = outputs * _slots(*nest.values) + _DIVIDED * _divided(*self._reads(loads(*nest.values)))
+        computed = outputs * _slots(*nest.values) + prices.DIVIDED_SLOTS * _divided(*self._reads(loads(*nest.values)))
         packets = max(1.0, outputs * nest.tensor.dtype.bytes / self.target.vector_bytes) if packet > 1 else self.outputs
-        stored = [load(t, nest.place) for t in nest.stores if t in self.placed.access.read]
-        each = sum(self._wavefronts(n) for n in (*stored, *self._reads(loads(*nest.values))))
-        moved = packets * (each if packet == 1 else _LOAD * (len(stored) + len(self._reads(loads(*nest.values)))))
-        return computed, moved
+        touched = [load(t, nest.place) for t in nest.stores if t in self.placed.access.read]
+        touched += self._reads(loads(*nest.values))
+        each = sum(map(self._wavefronts, touched)) if packet == 1 else prices.LOAD_SLOTS * len(touched)
+        return computed, packets * each
 
     def _steps(self) -> tuple[float, float, float]:
         """Of a sum: a thread's steps, slots of one, and cycles until the next may begin."""
@@ -218,15 +211,15 @@ class _Threads:
             taps = extent_of(nest.named(leaf.order[-1]).extent)
             lanes = leaf.lanes
             reads = sum(float(reads_of_turn(n, nest, leaf, self.low.register)) for n in nodes)
-            each = _LOAD * reads * max(1, lanes * 4 // 16) + taps * self.outputs * lanes * combined
+            each = prices.LOAD_SLOTS * reads * max(1, lanes * 4 // 16) + taps * self.outputs * lanes * combined
             turns = self.length / taps
             return turns, each, max(self._latency(nodes), each / 2)
         steps = self.length / self.low.options.split / wide
         packets = sum(max(1.0, wide * n.dtype.bytes / self.target.vector_bytes) for n in nodes)
-        moved = _LOAD * packets if wide > 1 else sum(self._wavefronts(n) for n in nodes)
-        each = self.outputs * (moved + wide * combined) + _DIVIDED * _divided(*nodes)
-        together = 1 if _chooses(*nest.elements) else max(_UNROLLED, self.low.options.at_once)
-        chain = _CHAIN * wide
+        moved = prices.LOAD_SLOTS * packets if wide > 1 else sum(self._wavefronts(n) for n in nodes)
+        each = self.outputs * (moved + wide * combined) + prices.DIVIDED_SLOTS * _divided(*nodes)
+        together = 1 if _chooses(*nest.elements) else max(prices.UNROLLED_LOADS, self.low.options.at_once)
+        chain = prices.CHAIN_CYCLES * wide
         return steps, each, max(self._latency(nodes) / together, each / 2, chain)
 
     # --- operands through shared memory
@@ -243,24 +236,25 @@ class _Threads:
             if _branches(factor.value):
                 fill += trips * latency  # what is read behind a condition is stored before the next is asked for
             else:
-                together = max(together, ceil(trips / _UNROLLED) * latency)
+                together = max(together, ceil(trips / prices.UNROLLED_LOADS) * latency)
         fill += together
         used = contract.step / low.options.split
         fragments = sum(prod(low.register.get(a, 1) for a in f.outputs) for f in contract.factors)
         direct = [f for f in contract.factors if f not in contract.buffers]
-        step = self.outputs + _LOAD * fragments
+        step = self.outputs + prices.LOAD_SLOTS * fragments
         wait = max(self.near / 2, self.outputs + 2.0 * fragments)
         if direct:
-            wait = max(wait, self._latency([n for f in direct for n in loads(f.value)]) / _UNROLLED)
+            wait = max(wait, self._latency([n for f in direct for n in loads(f.value)]) / prices.UNROLLED_LOADS)
         using = used * wait
         takers = self._all(min(low.threads, low.count * low.options.split))
         slots += takers * used * step
-        part = max(using, fill / max(1, contract.stages - 1)) if contract.stages > 1 else fill + using + _BARRIER
+        in_ring = max(using, fill / max(1, contract.stages - 1))
+        part = in_ring if contract.stages > 1 else fill + using + prices.BARRIER_CYCLES
         values, moved = self._epilogue(1)
-        folded = log2(low.options.split) * _SHUFFLE * self.outputs / 2 if low.options.split > 1 else 0.0
-        ends = folded + _CHAIN * values + moved + self._latency(self._reads(loads(*self.nest.values)))
+        folded = log2(low.options.split) * prices.SHUFFLE_CYCLES * self.outputs / 2 if low.options.split > 1 else 0.0
+        ends = folded + prices.CHAIN_CYCLES * values + moved + self._latency(self._reads(loads(*self.nest.values)))
         first = fill if contract.stages > 1 else 0.0
-        alone = low.rounds * (contract.steps * (part + _BARRIER) + ends + first)
+        alone = low.rounds * (contract.steps * (part + prices.BARRIER_CYCLES) + ends + first)
         return low.rounds * (contract.steps * slots + takers * (values + moved + folded)), alone
 
     def _fill(self, contract: GpuContract, factor: Factor) -> tuple[int, float, float]:
@@ -273,8 +267,8 @@ class _Threads:
         trips = -(-contract.step * prod(sizes.values()) // wide // low.threads)
         divisions = 2 * (len(axes) + len(self.nest.reduce_axes) - 1)  # of the number of a place into those of its axes
         index = divisions + _divided(*loads(factor.value))
-        each = 2 * _LOAD + _slots(factor.value) + _DIVIDED * index
-        return trips, each, _DIVIDED_CHAIN * index if _branches(factor.value) else 0.0
+        each = 2 * prices.LOAD_SLOTS + _slots(factor.value) + prices.DIVIDED_SLOTS * index
+        return trips, each, prices.DIVIDED_CHAIN * index if _branches(factor.value) else 0.0
 
 
 def _divided(*nodes: Load) -> int:

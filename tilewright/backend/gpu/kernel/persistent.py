@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import product
 from math import prod
 
+from tilewright.backend.gpu.constants import STEPS_WORTH
 from tilewright.backend.gpu.kernel.block import block_of
 from tilewright.backend.gpu.kernel.room import block_bytes, own_bytes
 from tilewright.backend.gpu.kernel.shared_arena import whole_lines
@@ -28,9 +29,6 @@ from tilewright.tile_graph.plan.form import Sizes
 
 _MOST_TILES = 8  # cuts that are priced, those of most tiles first
 _LEAST_STEPS = 4  # before them the copies are not paid back
-# Of a recurrence of 109 steps on an H200, steps inside a kernel took 0.67 of the launches' time where 0.89 was
-# predicted, and 1.01 where 0.99 was (float16, float32).
-_WORTH = 0.95
 
 
 def walk_steps(kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> WalkedSteps | None:
@@ -50,7 +48,7 @@ def walk_steps(kernels: Sequence[StepKernel], scan: Scan, context: NestContext) 
         found = _priced(step, tile, scan, context, barrier)
         if found is not None and (best is None or found.choice.seconds < best.choice.seconds):
             best = found
-    return best if best is not None and best.choice.seconds < _WORTH * steps * step.choice.seconds else None
+    return best if best is not None and best.choice.seconds < STEPS_WORTH * steps * step.choice.seconds else None
 
 
 def _resident_tiles(step: StepKernel, target: Target) -> Iterator[Sizes]:

@@ -6,14 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tilewright.backend.gpu.constants import EXPOSED, MEETING_CYCLES, MOST_RESIDENT
 from tilewright.backend.terms import Found, Terms, Work, hidden, level_terms
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.propagate import Size
 from tilewright.tile_graph.traffic.touch import least, most
-
-_EXPOSED = 0.3  # of what moves, or of the arithmetic beside it, that is not hidden
-_MEETING = 100  # cycles from the last thread that ends a leaf to where all are at work in the next
-_MOST_RESIDENT = 8  # blocks that share a multiprocessor, as their registers allow
 
 
 def gpu_terms(works: Sequence[Work], target: Target) -> Terms:
@@ -34,7 +31,7 @@ def gpu_terms(works: Sequence[Work], target: Target) -> Terms:
     waits = starts * start_seconds(target) + sum(work.barriers for work in works) * barrier
     compute = most(busy, waiting)
     moving: Size = sum((level.seconds for level in levels), 0.0)
-    return Terms(hidden(compute, moving, _EXPOSED) + waits, compute, levels, waits)
+    return Terms(hidden(compute, moving, EXPOSED) + waits, compute, levels, waits)
 
 
 def start_seconds(target: Target) -> float:
@@ -46,10 +43,10 @@ def _unit_seconds(work: Work, target: Target) -> tuple[Size, Size]:
     """Seconds of the busiest multiprocessor in all runs, as it is kept busy, and as its blocks wait."""
     runs = max(1, work.starts)
     blocks = work.tiles * runs
-    meeting = _MEETING / target.clock
+    meeting = MEETING_CYCLES / target.clock
     busy: Size = 0.0
     alone: Size = -meeting
-    resident = min(_MOST_RESIDENT, target.resident_threads // work.threads)
+    resident = min(MOST_RESIDENT, target.resident_threads // work.threads)
     for leaf, times in work.leaves:
         busy = busy + leaf.busy * times / blocks
         alone = alone + (leaf.alone + meeting) * times / blocks

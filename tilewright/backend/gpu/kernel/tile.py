@@ -12,6 +12,7 @@ from math import prod
 
 import numpy as np
 
+from tilewright.backend.gpu import constants as prices
 from tilewright.backend.gpu.kernel.room import block_bytes, own_bytes
 from tilewright.backend.gpu.kernel.shared_arena import whole_lines
 from tilewright.backend.gpu.maps.plan import accesses, fit_lanes, flat_sizes, placed_values
@@ -32,7 +33,7 @@ from tilewright.intrinsics.gpu_matrix import ROW_BYTES
 from tilewright.ir.forms.expr import Axis, Expr, Load, is_op, loads, var, walk
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.target import Target
-from tilewright.target.instruction_sets import BANK_ROW_BYTES
+from tilewright.target.instruction_sets import BANK_ROW_BYTES, PACKET_BYTES
 from tilewright.tile_graph.algebra.context import NestContext
 from tilewright.tile_graph.algebra.nest import Nest, data_cost, op_cost
 from tilewright.tile_graph.algebra.propagate import (
@@ -51,25 +52,9 @@ from tilewright.tile_graph.plan.leaf_form import ThreadForm
 from tilewright.tile_graph.traffic.moving import accessed, compulsory, footprint, looked_up, transactions
 
 _MOST_CANDIDATES = 2000
-_LINE = 128  # bytes that the first cache hands over at a time
-_LOAD_SLOTS = 4  # a load of a warp takes as long to issue as four multiply-adds
-_STAGE_SLOTS = 6  # loading, placing and storing one operand element in shared memory
-_COMPUTED_SLOTS = 40  # the same where it is computed, or behind a condition: its place is taken apart by divisions
-_SHARED_STEP = 0.4  # of shared memory's latency: a dependent step, loads of the next steps overlapping
-_GLOBAL_STEP = 1.35  # of it, for a step that reads global memory, mostly from the first cache, which is the same memory
-_FIRST_TOUCH = 1.25  # of main memory's latency: until a nest's first operands arrive
-_BARRIER = 40  # cycles, of a block
-_RAMP_SECONDS = 0.5e-6  # beyond an empty kernel's: the last blocks of one end, the next ones fill the device
-_REPEAT_PENALTY = 0.05  # idle multiprocessors compute again for free, but not for nothing
-_FAR_EXPOSED = 0.5  # of the time device memory takes, even while something else takes longer
-_WAIT_EXPOSED = 0.1  # of the time that blocks wait, though others compute meanwhile
-_BROKEN_RUNS = 0.05  # more time where a tile stores less beside each other than a warp does at once
-_WARP_BYTES = 512
 _STATES = 4  # buffers of a streamed reduction
 _BLOCKS = 4  # that share a multiprocessor, as registers allow
-_BLOCK_START = 300  # cycles
 BESIDE_BYTES = 8 << 10  # of shared memory that leaves take besides what is held
-_SPECIAL = 16  # powers of two and reciprocals of a multiprocessor in a cycle, from Ampere on
 _FEW_SLICES = 8  # reads of one tensor by a nest that are looked at one by one: neighbours of a window are many
 
 
@@ -107,7 +92,7 @@ def choose_gpu_tile(
     lanes = target.fma_rate / target.clock  # multiply-adds a multiprocessor issues in a cycle
     near = target.beyond_local.bandwidth / target.clock
     issue: Size = np.zeros(len(candidates))
-    latency: Size = np.zeros(len(candidates)) + _BLOCK_START
+    latency: Size = np.zeros(len(candidates)) + prices.BLOCK_START
     ring: Size = 0
     inside = {t for n in nests for t in n.stores}
     for nest, plan, positions in zip(nests, plans, work, strict=True):
@@ -130,10 +115,11 @@ def choose_gpu_tile(
         if nest.monoid is None and not inside.issuperset(nest.reads()):
             # the next packets are asked for when these are stored
             touches = -(-rounds // plan.options(ThreadForm).at_once)
-        latency = latency + rounds * wait * repeats + touches * _FIRST_TOUCH * target.main.latency * target.clock / 2
+        touched = touches * prices.FIRST_TOUCH * target.main.latency * target.clock / 2
+        latency = latency + rounds * wait * repeats + touched
         # a streamed reduction carries its state on by a few small maps
-        carried = 4 * (_BARRIER + _global_step(target)) if nest in trips else 0
-        latency = latency + (_BARRIER + carried) * trips.get(nest, 1)
+        carried = 4 * (prices.BARRIER_CYCLES + _global_step(target)) if nest in trips else 0
+        latency = latency + (prices.BARRIER_CYCLES + carried) * trips.get(nest, 1)
     traffic, again, wide = _traffic(nests, boxes, context, stored, limits, trips)
     alive = -(-tiles // target.units)
     beside = np.maximum(ring, BESIDE_BYTES)
@@ -149,18 +135,18 @@ def choose_gpu_tile(
     issue = issue * np.maximum(1.0, target.schedulers * target.warp / (np.minimum(alive, at_once) * threads))
     moving = alive * traffic / near
     # loads overlap with arithmetic, but never wholly
-    cycles = np.maximum(alive * issue, moving) + 0.3 * np.minimum(alive * issue, moving)
+    cycles = np.maximum(alive * issue, moving) + prices.EXPOSED * np.minimum(alive * issue, moving)
     waiting = -(-alive // at_once) * latency
     busy = cycles / target.clock
-    cycles = np.maximum(cycles, waiting) + _WAIT_EXPOSED * np.minimum(cycles, waiting)
-    seconds = cycles / target.clock * (1 + _REPEAT_PENALTY * (_repeated(nests, boxes, tiles, stream, trips) - 1))
+    cycles = np.maximum(cycles, waiting) + prices.WAIT_EXPOSED * np.minimum(cycles, waiting)
+    seconds = cycles / target.clock * (1 + prices.REPEAT_PENALTY * (_repeated(nests, boxes, tiles, stream, trips) - 1))
     # what one multiprocessor can draw from memory is not much more than its share
     drawing = np.minimum(target.units, np.maximum(tiles, 1))
     rate = np.minimum(target.main.bandwidth * target.units, drawing * (target.main.alone or target.main.bandwidth))
     far = (compulsory(nests, stored, context) + lost) / rate
     if root not in products:
-        far = far * (1 + _BROKEN_RUNS * _broken(root, sizes, context))
-    seconds = np.maximum(seconds, far) + _FAR_EXPOSED * np.minimum(seconds, far)
+        far = far * (1 + prices.BROKEN_RUNS * _broken(root, sizes, context))
+    seconds = np.maximum(seconds, far) + prices.FAR_EXPOSED * np.minimum(seconds, far)
     seconds = seconds + start(target)
     if len(nests) == 1 and nests[0] in products:
         seconds = np.maximum(products[nests[0]].seconds(tiles, target), far + target.kernel_cost)
@@ -205,7 +191,7 @@ def _at(part: Range, number: int) -> Range:
 
 def start(target: Target) -> float:
     """From a kernel's end to where the next computes, by which blocks that may start early are mostly there."""
-    return dict(target.barriers).get("dependent_launch", target.kernel_cost + _RAMP_SECONDS)
+    return dict(target.barriers).get("dependent_launch", target.kernel_cost + prices.RAMP_SECONDS)
 
 
 def choose_register_stream(
@@ -289,29 +275,29 @@ def _staging(nest: Nest, box: Box) -> Size:
     total: Size = 0
     for factor in nest_factors(nest):
         if factor.reductions:
-            each = _STAGE_SLOTS if isinstance(factor.value, Load) else _COMPUTED_SLOTS
+            each = prices.STAGE_SLOTS if isinstance(factor.value, Load) else prices.COMPUTED_SLOTS
             total = total + box_elements(tuple(ranges[a] for a in factor.outputs)) * length * each
     return total
 
 
 def _global_step(target: Target) -> float:
     """Cycles of a step that reads global memory."""
-    return _GLOBAL_STEP * target.local.latency * target.clock
+    return prices.OWN_CACHE * target.local.latency * target.clock
 
 
 def _step_cost(
     nest: Nest, plan: Leaf, register: Mapping[Axis, Size], lanes: Size, box: Box, target: Target
 ) -> tuple[Size, Size]:
     """(issue slots, cycles of latency) of one thread for one position."""
-    far, near = _global_step(target), _SHARED_STEP * target.local.latency * target.clock
+    far, near = _global_step(target), prices.SHARED_STEP * target.local.latency * target.clock
     outputs: Size = 1
     for n in register.values():
         outputs = outputs * n
     values, elements = (_operations(target, *x) for x in (nest.values, nest.elements))
     if nest.monoid is None:
-        slots = lanes * values + _LOAD_SLOTS * accesses(nest, plan, lanes)
+        slots = lanes * values + prices.LOAD_SLOTS * accesses(nest, plan, lanes)
         return slots, far / 4 + lanes * values  # rounds do not wait for each other
-    epilogue = outputs * (values + _LOAD_SLOTS * (len(nest.stores) + len(nest.value_loads)))
+    epilogue = outputs * (values + prices.LOAD_SLOTS * (len(nest.stores) + len(nest.value_loads)))
     split = plan.options(ThreadForm).split
     steps = prod(extent_of(a.extent) for a in nest.reduce_axes) / split
     if reused(nest, {a: extent_of(a.extent) for a in nest.axes}):
@@ -321,19 +307,19 @@ def _step_cost(
             for axis in factor.outputs:
                 part = part * register.get(axis, 1)
             fragments = fragments + part
-        slots = outputs + _LOAD_SLOTS * fragments + elements
-        epilogue += 2 * _LOAD_SLOTS * outputs * (split.bit_length() - 1)
+        slots = outputs + prices.LOAD_SLOTS * fragments + elements
+        epilogue += 2 * prices.LOAD_SLOTS * outputs * (split.bit_length() - 1)
         # one warp alone issues a load as fast as anything; the slots count when all four schedulers load at once
         return steps * slots + epilogue, steps * np.maximum(near, outputs + fragments) + epilogue
     if is_window(plan, nest):
         return _window_cost(nest, plan, register, lanes, box, target)
-    fetching = sum(_LOAD_SLOTS * max(1, plan.lanes * n.dtype.bytes // ROW_BYTES) for n in nest.element_loads)
+    fetching = sum(prices.LOAD_SLOTS * max(1, plan.lanes * n.dtype.bytes // ROW_BYTES) for n in nest.element_loads)
     slots = outputs * (fetching + plan.lanes * (elements + data_cost(*nest.monoid.combine)))
     steps = steps / plan.lanes
     alone = slots / 2
     # behind a branch no load of a later step is under way: 293 cycles a step were measured on an H200
     wait = target.beyond_local.latency * target.clock if _branches(nest) else far / 2
-    return steps * slots + epilogue, steps * np.maximum(wait, alone) + 30 * (split > 1) + epilogue
+    return steps * slots + epilogue, steps * np.maximum(wait, alone) + prices.SHUFFLE_CYCLES * (split > 1) + epilogue
 
 
 def _window_cost(
@@ -353,11 +339,11 @@ def _window_cost(
         packets = np.maximum(1, lanes * node.dtype.bytes // ROW_BYTES)
         # threads of a warp touch as many lines as a box has too little of each: they pass one by one
         moves = any(a in node.axes for a in nest.axes if a is not vector)
-        lines = _LINE / np.minimum(_LINE, across * node.dtype.bytes) if moves else 1
+        lines = BANK_ROW_BYTES / np.minimum(BANK_ROW_BYTES, across * node.dtype.bytes) if moves else 1
         fetching = fetching + packets * lines * reads_of_turn(node, nest, plan, register)
     each = _operations(target, *nest.elements) + data_cost(*nest.monoid.combine)
-    slots = _LOAD_SLOTS * fetching + taps * outputs * lanes * each
-    moved = _LOAD_SLOTS * (len(nest.stores) + len(nest.value_loads))
+    slots = prices.LOAD_SLOTS * fetching + taps * outputs * lanes * each
+    moved = prices.LOAD_SLOTS * (len(nest.stores) + len(nest.value_loads))
     epilogue = outputs * (lanes * _operations(target, *nest.values) + moved)
     return turns * slots + epilogue, turns * np.maximum(_global_step(target), slots / 2) + epilogue
 
@@ -371,7 +357,7 @@ def _branches(nest: Nest) -> bool:
 def _operations(target: Target, *values: Expr) -> float:
     """Operations on data; exp of numbers of 16 bits is one of the units that compute powers of two."""
     quick = [n for n in walk(*values) if is_op(n, "exp") and all(x.dtype.bits <= 16 for x in loads(n))]
-    return data_cost(*values) + len(quick) * (target.fma_rate / target.clock / _SPECIAL - op_cost("exp"))
+    return data_cost(*values) + len(quick) * (target.fma_rate / target.clock / prices.SPECIAL_A_CYCLE - op_cost("exp"))
 
 
 def _broken(root: Nest, sizes: Mapping[Axis, Size], context: NestContext) -> Size:
@@ -380,7 +366,7 @@ def _broken(root: Nest, sizes: Mapping[Axis, Size], context: NestContext) -> Siz
     if not order:
         return 0.0
     axis, width = root.axes[order[-1].axis], root.tensor.dtype.bytes
-    line = min(_WARP_BYTES, extent_of(axis.extent) * width)
+    line = min(context.target.warp * PACKET_BYTES, extent_of(axis.extent) * width)
     return 1 - np.minimum(sizes[axis] * width, line) / max(line, 1)
 
 

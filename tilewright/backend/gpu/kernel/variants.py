@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from tilewright.backend.gpu.constants import WORTH_A_LOOK
 from tilewright.backend.gpu.kernel.block import block_of, finished_leaves, plan_gpu_nest, shared_out
 from tilewright.backend.gpu.kernel.tile import choose_gpu_tile
 from tilewright.backend.gpu.matrix.cost import Fragments, Product, layout_for, ranked
@@ -38,7 +39,6 @@ _WAYS = 3  # of warps to share a product, for each tile
 _MOST_TILES = 100  # that are priced
 _NEIGHBOURS = (-2, -1, 0, 1, 2)  # doublings of the chosen tile along an axis
 _PACKETS = (1, 2, 4)  # of a map that a thread has under way
-_WORTH_A_LOOK = 3.0  # times the best prediction; what is predicted to be slower is not measured
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class GpuVariants:
                   for sizes in self._tiles(leaves[-1])]  # fmt: skip
         choices = sorted((c for c in priced if c is not None), key=lambda c: c.seconds)
         for tried in choices:
-            if tried.seconds > _WORTH_A_LOOK * choices[0].seconds:
+            if tried.seconds > WORTH_A_LOOK * choices[0].seconds:
                 return
             part = block_of(self.nests, dict(tried.tile), stream, tried.block)
             if fitting_fragments(self.nests, leaves, part.boxes, part.limits, part.blocks, tried.footprint,

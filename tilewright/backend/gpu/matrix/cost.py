@@ -14,12 +14,14 @@ from math import ceil
 
 import numpy as np
 
+from tilewright.backend.gpu import constants as prices
 from tilewright.backend.gpu.maps.unpack import FETCHED
 from tilewright.backend.gpu.matrix.epilogue import SUMS_PAD
 from tilewright.backend.gpu.matrix.lower import PADDED, SWIZZLED
 from tilewright.intrinsics.gpu_matrix import FORMS, ROW_BYTES, MatrixForm
 from tilewright.ir.meaning.instruct import WARP
 from tilewright.target import Target
+from tilewright.target.instruction_sets import BANK_ROW_BYTES
 from tilewright.tile_graph.algebra.propagate import Size
 
 Both = tuple[bool, bool]  # of the rows' operand, and of the columns'
@@ -32,38 +34,10 @@ _GROUPS = {8: (1, 2, 4)}  # of so many warps that share the steps of a part: two
 _STEP_BYTES = (256, 128, 64)  # of a line of shared memory along the sum
 _LEAST_STEPS = 2  # of a part, of each group: the next fragments come while these are multiplied
 _LEAST_STAGES, _WISHED_STAGES, _MOST_STAGES = 3, 4, 6  # parts arrive unevenly, whatever the mean says
-REGISTERS_BESIDE = 44  # addresses, conditions and counters
-# The rest is fitted on 1,300 plans of 15 products, measured on an H200; six of the products were left out of the fit,
-# and are predicted as well as the others: 6% off in the median.
-_FIRST = 1.25  # times the latency of memory until the first part is there
-_LOADED = 2.45  # times the latency of memory that is idle, under load
-_SYNC = 277  # cycles of a part at the least: the wait, the barrier and the first fragments
-_PART = 21  # and cycles of a part in which nothing else is done
-_LONG_TURN = 650  # instructions on fragments in a turn around the ring, which is written out: more leave the cache
-_FEW_STAGES = 1.04  # times as long for a part, with fewer stages than wished
-_ODD_WARPS = 1.15  # times as long for a part, where warps do not fill all schedulers
-_LINE = 128  # bytes that the L2 brings at a time
-_CUT_LINES = 2.1  # times the bytes of runs that end inside lines
-_MET_LINES = 1.9  # times the rate of the L2: lines that several multiprocessors want at about the same time
-_PADDED_SLOWER = 1.5  # times the time of fragments and copies in lines that are padded
-_OVERLAP = 2.7  # units at work together take the mean of this power: 1 in turn, infinity all at once
-_THROUGH_SHARED = 4.0  # times the time to write the sums into shared memory, for their way out
 # how operands come to shared memory, and codes of 4 and 8 bits, which are unpacked on their way to the registers
 COPIED_AS_IT_LIES, COMPUTED, BY_ELEMENT = range(3)
 UNPACKED = {4: 3, 8: 4}
-_WAY_SLOTS = (0, 20, 40, 5, 5)  # issue slots of an element, one thread
-_WAY_CYCLES = (0, 40, 80, 0, 0)  # and cycles until the thread has it there
-_NUMBERS = 3 / 32  # bytes of scales and zero points that go with a code
-_STORED = 5  # issue slots of an element of the result, one thread
-# Cycles between instructions of a warp that has its scheduler to itself, each of which waits for the one before. Of 280
-# plans of 12 products with epilogues, the chosen ones took 1.16 times as long as the best with 1, and 1.02 with 3.
-_ALONE = 3.0
-_TALL = 1.002
-_REGISTERS_TAKEN = 60  # beside fragments, where the assembler has room
 _MOST_COLUMNS = 128  # of sums that are added to others, beside which those of 256 still fit the registers
-_REGISTERS_IN_GROUPS = 44  # beside sums, where operands stay in shared memory
-# fitted on 289 plans of 17 products in groups, 8% off in the median: tensor cores that read by themselves wait for less
-_OVERLAP_IN_GROUPS, _PART_IN_GROUPS = 4.0, 5
 
 
 @dataclass(frozen=True)
@@ -140,7 +114,7 @@ def ways_by_warps(
             continue
         tried, taken, (busy, alone, ring, resident) = ways
         # of equals warps that are wider than tall: results lie along their lines
-        rated = taken * np.where(tried.height > tried.width, _TALL, 1.0)
+        rated = taken * np.where(tried.height > tried.width, prices.TALL, 1.0)
         for number in np.unique(tried.warps):
             best = int(np.argmin(np.where(tried.warps == number, rated, np.inf)))
             if rated[best] < (found[number][0] if number in found else np.inf):
@@ -213,7 +187,7 @@ def _shapes(
             for down in (n for n in range(1, together + 1) if together % n == 0):
                 across = together // down
                 height, width = ceil(rows / (16 * down)) * 16, ceil(columns / (16 * across)) * 16
-                if _kept(height, width, twice) + _REGISTERS_TAKEN > registers:
+                if _kept(height, width, twice) + prices.REGISTERS_TAKEN > registers:
                     continue
                 for step in steps or [size // form.operand.bytes for size in _STEP_BYTES]:
                     if step // ((FETCHED if steps else form.depth) * groups) >= _LEAST_STEPS:
@@ -226,7 +200,7 @@ def _group_shapes(form: MatrixForm, rows: int, columns: int, warps: int, twice: 
     """The same where four warps have 64 rows and all columns, in lines of whole pieces."""
     height, width = ceil(rows / 64) * 64, ceil(columns / 64) * 64
     count = height // form.c.rows
-    registers = _kept_by_group(width, form, twice) + _REGISTERS_IN_GROUPS
+    registers = _kept_by_group(width, form, twice) + prices.REGISTERS_IN_GROUPS
     if (warps and count != warps) or WARP * count * registers > target.register_file or (
         registers > target.vector_registers
     ):
@@ -272,9 +246,9 @@ class _Tried:
         """What the instruction decides: how often operands are read, cycles of a part at the least, parts that are not
         copied ahead, instructions on fragments in a step and registers."""
         self.read_rows, self.read_columns = self.across, self.down
-        self.least, self.behind, self.most, self.long_turn = _SYNC, 1, _MOST_STAGES, float(_LONG_TURN)
-        self.overlap, self.part = _OVERLAP, _PART
-        kept = _kept(self.height, self.width, self.product.anew > 0) + _REGISTERS_TAKEN
+        self.least, self.behind, self.most = prices.MATRIX_SYNC, 1, _MOST_STAGES
+        self.overlap, self.part, self.long_turn = prices.MATRIX_OVERLAP, prices.MATRIX_PART, prices.MATRIX_LONG_TURN
+        kept = _kept(self.height, self.width, self.product.anew > 0) + prices.REGISTERS_TAKEN
         self.registers = np.minimum(self.target.vector_registers, kept)
 
     def made(self, number: int) -> Fragments:
@@ -288,7 +262,7 @@ class _Tried:
         rate = target.rate(self.form.name)
         assert rate is not None
         tensor = self.rows * self.columns * self.step / (rate / target.clock)
-        slower = [np.where(padded, _PADDED_SLOWER, 1.0) for padded in self.padded]
+        slower = [np.where(padded, prices.PADDED_SLOWER, 1.0) for padded in self.padded]
         less = [self._share(way) for way in self.product.ways]
         through = self.rows * (self.read_rows + 1) * slower[0] * less[0] + (
             self.columns * (self.read_columns + 1) * slower[1] * less[1])  # fmt: skip
@@ -297,10 +271,10 @@ class _Tried:
         moved: Size = 0.0
         for size, along_sum, share in zip((self.rows, self.columns), self.product.runs, less, strict=True):
             run = size * width
-            whole = (run % _LINE == 0) | (_LINE % run == 0)
-            moved = moved + size * share * (1.0 if along_sum else np.where(whole, 1.0, _CUT_LINES))
+            whole = (run % BANK_ROW_BYTES == 0) | (BANK_ROW_BYTES % run == 0)
+            moved = moved + size * share * (1.0 if along_sum else np.where(whole, 1.0, prices.CUT_LINES))
         active = max(1, min(self.product.blocks, target.units))
-        beyond = _MET_LINES * target.beyond_local.bandwidth / target.clock * target.units / active
+        beyond = prices.MET_LINES * target.beyond_local.bandwidth / target.clock * target.units / active
         return tensor, width * self.step * through / near, width * self.step * moved / beyond
 
     def _share(self, way: int) -> Size:
@@ -309,7 +283,8 @@ class _Tried:
         if not bits:
             return 1.0
         fetched, lines = FETCHED * bits // 8, self.step // FETCHED
-        return ((lines + (lines % 2 == 0)) * fetched + self.step * _NUMBERS) / (self.step * self.form.operand.bytes)
+        moved = (lines + (lines % 2 == 0)) * fetched + self.step * prices.SCALE_BYTES
+        return moved / (self.step * self.form.operand.bytes)
 
     def _together(self, idle: Size) -> Numbers:
         """Of all units at work, the tensor cores so many times slower."""
@@ -339,40 +314,40 @@ class _Tried:
         """Shared memory, cycles busy and alone, and blocks that share a multiprocessor; infinite where none fits."""
         target, product = self.target, self.product
         part = self._together(1.0)
-        reach = _LOADED * (target.main if product.far else target.beyond_local).latency * target.clock
+        reach = prices.MATRIX_LOADED * (target.main if product.far else target.beyond_local).latency * target.clock
         self.stages, ring = self._staged(room, reach, part)
         lanes = target.fma_rate / target.clock
         # elements that are not just copied: threads compute where they lie and what they are, and wait for them
         pairs = list(zip((self.rows, self.columns), product.ways, strict=True))
-        slots = self.step * sum(n * _WAY_SLOTS[way] for n, way in pairs)
-        each = self.step * sum(n * _WAY_CYCLES[way] for n, way in pairs)
+        slots = self.step * sum(n * prices.WAY_SLOTS[way] for n, way in pairs)
+        each = self.step * sum(n * prices.WAY_CYCLES[way] for n, way in pairs)
         # a multiprocessor's schedulers each feed their part of its tensor cores, and the busiest is the last
         each_feeds = target.schedulers
         own = np.maximum(self._together(-(-self.warps // each_feeds) * each_feeds / self.warps), self.least)
         ahead = np.where(self.stages >= self.parts, self.parts, np.maximum(1, self.stages - self.behind))
         # one element after the other: no part of the sum is so short that this could be hidden behind others
-        single = self.step * sum(n * _WAY_CYCLES[way] for n, way in pairs if way == BY_ELEMENT) / (WARP * self.warps)
-        own = np.maximum(own, single)
+        single = self.step * sum(n * prices.WAY_CYCLES[way] for n, way in pairs if way == BY_ELEMENT)
+        own = np.maximum(own, single / (WARP * self.warps))
         if product.steps:  # unpacking is one more unit; one warp a scheduler waits for itself
             unpacked = slots / lanes * np.maximum(1.0, 2 * each_feeds / self.warps)
             own = (own**self.overlap + unpacked**self.overlap) ** (1 / self.overlap)
         walked = np.where(self.parts > ahead, np.maximum(own, reach / ahead + each / (WARP * self.warps)), own)
-        walked = walked * np.where(ahead < np.minimum(_WISHED_STAGES - 1, self.parts), _FEW_STAGES, 1.0)
+        walked = walked * np.where(ahead < np.minimum(_WISHED_STAGES - 1, self.parts), prices.FEW_STAGES, 1.0)
         fragments = self.height // 16 * (self.width // 8) + (self.height + self.width) // 16
         steps = self.step // (self.form.depth * self.groups) * np.minimum(self.stages, self.parts)
         walked = walked * np.sqrt(np.maximum(1.0, steps * fragments / self.long_turn))
-        walked = self.part + walked * np.where(self.warps % each_feeds == 0, 1.0, _ODD_WARPS)
+        walked = self.part + walked * np.where(self.warps % each_feeds == 0, 1.0, prices.ODD_WARPS)
         out = self.rows * self.columns
         # nothing is multiplied while a block's sums are added to others
         added = out / lanes * self.step / product.anew if product.anew else 0.0
         walked, part = walked + added, part + added
-        slots_of_warp = out / (WARP * self.warps) * (_STORED + product.work)
+        slots_of_warp = out / (WARP * self.warps) * (prices.STORED_SLOTS + product.work)
         through = 0.0
         if product.stored > 1:
-            through = _THROUGH_SHARED * out * self.groups * 4 / (target.local.bandwidth / target.clock)
+            through = prices.THROUGH_SHARED * out * self.groups * 4 / (target.local.bandwidth / target.clock)
         # other blocks of the multiprocessor issue while this one waits
         stored, stored_alone = (slots_of_warp * np.maximum(between, self.warps / each_feeds) + through
-                                for between in (1.0, _ALONE))  # fmt: skip
+                                for between in (1.0, prices.MATRIX_ALONE))  # fmt: skip
         threads = WARP * self.warps
         resident = np.minimum(
             target.local.capacity // np.maximum(ring, 1), target.register_file // (self.registers * threads)
@@ -380,7 +355,7 @@ class _Tried:
         resident = np.maximum(1, np.minimum(resident, target.resident_threads // threads))
         turns = product.others * -(-product.rows // self.rows) * -(-product.columns // self.columns)
         busy = turns * (self.parts * (part + slots / lanes) + stored)
-        alone = _FIRST * target.main.latency * target.clock + turns * (self.parts * walked + stored_alone)
+        alone = prices.MATRIX_FIRST * target.main.latency * target.clock + turns * (self.parts * walked + stored_alone)
         return ring, busy, np.where(self.stages > 0, alone, np.inf), resident
 
 
@@ -389,10 +364,10 @@ class _TriedInGroups(_Tried):
 
     def _set_out(self) -> None:
         self.read_rows, self.read_columns = np.ones_like(self.rows), self.rows // 64
-        self.least, self.behind, self.most, self.long_turn = _SYNC, 2, _MOST_STAGES + 2, np.inf
-        self.overlap, self.part = _OVERLAP_IN_GROUPS, _PART_IN_GROUPS
+        self.least, self.behind, self.most, self.long_turn = prices.MATRIX_SYNC, 2, _MOST_STAGES + 2, np.inf
+        self.overlap, self.part = prices.OVERLAP_IN_GROUPS, prices.PART_IN_GROUPS
         sums = _kept_by_group(self.width, self.form, self.product.anew > 0)
-        self.registers = np.minimum(self.target.vector_registers, sums + _REGISTERS_IN_GROUPS)
+        self.registers = np.minimum(self.target.vector_registers, sums + prices.REGISTERS_IN_GROUPS)
 
 
 def layout_for(size: int, step: int, form: MatrixForm) -> str:

@@ -10,6 +10,7 @@ from math import log2, prod, sqrt
 
 import numpy as np
 
+from tilewright.backend.gpu.constants import ANEW_OF_BYTES, ANEW_OF_ROOT, LEAST_ANEW
 from tilewright.backend.gpu.maps.unpack import Packed, packed_side
 from tilewright.backend.gpu.matrix.cost import (
     BY_ELEMENT,
@@ -44,8 +45,6 @@ from tilewright.tile_graph.plan.form import COPIED, Barrier, Bind, Hold, Leaf, T
 LEAST_ROWS = 8  # rows and columns, and _LEAST_SUMMED steps of the sum, below which fragments are mostly empty
 _LEAST_SUMMED = 16
 _LEAST_FAR = 2  # rows, where the other operand does not stay in the L2: what is empty of fragments costs nothing
-_ANEW_OF_BYTES = 128  # elements of 8-bit floats
-_LEAST_ANEW, _ANEW_OF_ROOT = 64, 5.0  # elements at least, and times the root of a sum's length
 _MOST_STORED = 8  # columns of a packet on its way out
 _COMPUTED_BESIDE = 4  # elements whose computation takes as many registers as a copy
 _ROOM = 32 << 10  # bytes that what a block holds is counted in: ways beside tiles that hold about as much are the same
@@ -220,11 +219,11 @@ def anew_after(nest: Nest) -> int:
     their sums begin anew soon."""
     sides = sides_of(nest)
     if sides is not None and FORMS[sides.instruction].operand is dtypes.float8e4m3fn:
-        return _ANEW_OF_BYTES
+        return ANEW_OF_BYTES
     if not any(terms_of(axis, nest.element_loads) for axis in nest.reduce_axes):
         return 0
     length = prod(extent_of(a.extent) for a in nest.reduce_axes)
-    anew = max(_LEAST_ANEW, 1 << int(log2(_ANEW_OF_ROOT * sqrt(length / TERMS))))
+    anew = max(LEAST_ANEW, 1 << int(log2(ANEW_OF_ROOT * sqrt(length / TERMS))))
     return anew if length > anew else 0
 
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tilewright.backend.gpu.constants import FUNCTION_SLOTS, LOAD_SLOTS
 from tilewright.backend.gpu.matrix.sides import Sides, sides_of
 from tilewright.backend.gpu.stream.visible import ROW, STREAM, seen_until
 from tilewright.backend.gpu.threads.nest import quick_erf
-from tilewright.backend.gpu.threads.slots import LOAD, SLOTS
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.expr import Axis, Const, Expr, Load, Op, Var, loads
@@ -106,7 +106,7 @@ def register_form(nests: Sequence[Nest], leaves: Sequence[Leaf], stream: Stream)
 def long_functions(*values: Expr) -> list[Op]:
     """Functions of many instructions; powers are one where streams take them, and quotients by a number a few."""
     few = ("exp", "exp2")
-    return [n for n in data_ops(*values) if n.op.name in SLOTS and n.op.name not in few
+    return [n for n in data_ops(*values) if n.op.name in FUNCTION_SLOTS and n.op.name not in few
             and not (n.op.name == "div" and isinstance(n.args[1], Const))]  # fmt: skip
 
 
@@ -207,11 +207,11 @@ class _Roles:
     def slots(self, nest: Nest, values: Sequence[Expr], role: str) -> tuple[float, int]:
         """Instructions of an element for long functions and reads from memory along an axis, and bytes of these: rows
         share what has none, in the cache and where a lane keeps two. Sums of its own a lane has."""
-        taken, moved = float(sum(SLOTS[n.op.name] for n in long_functions(*values))), 0
+        taken, moved = float(sum(FUNCTION_SLOTS[n.op.name] for n in long_functions(*values))), 0
         for node in loads(*values):
             along = {self.roles.get(a) for a in node.axes}
             if node.source not in self.inside and node.source not in nest.accumulated and role in along:
-                taken += LOAD if ROW in along else LOAD / 4
+                taken += LOAD_SLOTS if ROW in along else LOAD_SLOTS / 4
                 moved += node.dtype.bytes if ROW in along else 0
         return taken, moved
 

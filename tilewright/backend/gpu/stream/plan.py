@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
+from tilewright.backend.gpu import constants as prices
 from tilewright.backend.gpu.matrix.cost import (
-    REGISTERS_BESIDE,
     instructions,
     layout_for,
     ring_bytes,
@@ -35,21 +35,6 @@ _PIECE = 64  # elements of a line of shared memory that groups of warps read, an
 _LEAST_GROUP_BLOCK, _LONGEST = 64, 128  # of the streamed axis: groups take no shorter blocks, warps no longer ones
 _MOST_WARPS = 8
 _MOST_GROUPED_WARPS = 16
-_BESIDE_GROUPED = 28  # registers for all else
-_BESIDE_ENDS = 7 / 16  # and where the last block ends behind the axis, an element beyond the shortest block
-# Of groups, fitted on 114 plans of 14 attentions that were timed on an H200, 7% off in the median:
-_TOGETHER = 4.5  # power of the mean of what tensor cores, threads and memories take of a block
-_IN_STEP = 0.33  # more, where several groups meet at every block
-_GROUP_TRIP = 412  # cycles of a block: waits, the meeting, what lanes of a row tell each other
-_GROUP_TRIP_BUSY = 142  # and those in which a group keeps the others from getting on
-_LEAST_FILLED = 0.75  # of the rows of groups
-_SLOT = 0.75  # issue slots of an operation as nests count them
-_GROUP_SLOT = 0.29  # the same of groups
-_ALONE = 3.0  # cycles of an instruction of a long function or a read, of a warp that has its scheduler to itself
-_APART = 0.55  # of the slots of a warp alone, which finds other instructions to issue meanwhile
-_LOADED = 4.0  # times the latency of memory that is idle
-_START = 650  # cycles until a block's first copies are issued, and after its last store
-_TRIP, _TRIP_BUSY = 350, 55  # cycles of a block: the barrier, what lanes of a row tell each other, what rows take
 _STAGES = 2
 _BYTES = 2  # of an operand's element
 
@@ -89,10 +74,10 @@ class StreamFragments:
     def registers(self) -> int:
         """32-bit registers of a thread."""
         if self.in_groups:  # scores and what threads make of them, what is multiplied from registers, and sums
-            return self.block + self.block // 4 + self.columns // 2 + _BESIDE_GROUPED
+            return self.block + self.block // 4 + self.columns // 2 + prices.BESIDE_GROUPED
         own = self.warp_rows // _UNIT
         kept = self.columns // 2 + self.block // 2 + self.summed // 4 + 6
-        return own * kept + self.block // 2 + REGISTERS_BESIDE  # and the columns' fragments that are under way
+        return own * kept + self.block // 2 + prices.REGISTERS_BESIDE  # and the columns' fragments that are under way
 
 
 @dataclass(frozen=True)
@@ -163,7 +148,7 @@ def fragments_of(
     for made in _shared_out(form, rows, block, trips, target):
         threads = target.warp * made.warps
         ends = made.in_groups and extent % block
-        beside = _BESIDE_ENDS * (block - _LEAST_GROUP_BLOCK) if ends else 0
+        beside = prices.BESIDE_ENDS * (block - _LEAST_GROUP_BLOCK) if ends else 0
         if made.registers + beside > min(target.vector_registers, target.register_file // threads):
             continue
         if made.shared > target.local.capacity:
@@ -186,7 +171,7 @@ def _shared_out(
         padded = -(-rows // _PIECE) * _PIECE if in_groups else _whole(rows)
         if in_groups and not form.is_apart:
             continue
-        if in_groups and (block < _LEAST_GROUP_BLOCK or rows < _LEAST_FILLED * padded):
+        if in_groups and (block < _LEAST_GROUP_BLOCK or rows < prices.LEAST_FILLED * padded):
             continue
         if not in_groups and ((trips > 1 and block in _GROUPED_BLOCKS) or block > _LONGEST or rows == _GROUPED_ROWS):
             continue
@@ -222,15 +207,17 @@ def _group_cycles(
     shared = _BYTES * (made.block * depth * (groups + 1) + made.rows * made.summed) / near
     moved = _BYTES * made.block * depth + made.rows * made.block * form.read
     beyond = moved / (target.beyond_local.bandwidth / target.clock)
-    powers = made.rows * made.block * form.work * _GROUP_SLOT / lanes
+    powers = made.rows * made.block * form.work * prices.GROUP_SLOT / lanes
     long = made.rows * made.block * form.long / lanes
     vector = powers + long
-    together = sum(part**_TOGETHER for part in (tensor, shared, beyond, vector)) ** (1 / _TOGETHER)
-    busy = together * (1 + _IN_STEP if groups > 1 else 1) + groups * _GROUP_TRIP_BUSY
-    chain = (tensor + powers + _ALONE * long) / groups + _GROUP_TRIP  # what a group does one after the other
+    power = prices.STREAM_OVERLAP
+    together = sum(part**power for part in (tensor, shared, beyond, vector)) ** (1 / power)
+    busy = together * (1 + prices.IN_STEP if groups > 1 else 1) + groups * prices.GROUP_TRIP_BUSY
+    # what a group does one after the other
+    chain = (tensor + powers + prices.STREAM_ALONE * long) / groups + prices.GROUP_TRIP
     each = max(busy, chain)
     ends = made.rows * made.columns * (8 + form.end) / lanes
-    rest = _START + _LOADED * target.main.latency * target.clock + chain + 2 * ends
+    rest = prices.STREAM_START + prices.STREAM_LOADED * target.main.latency * target.clock + chain + 2 * ends
     mean = _mean_trips(form, made, trips)
     return mean * busy + ends, rest + mean * each, rest + trips * each
 
@@ -247,17 +234,17 @@ def _cycles(form: RegisterForm, made: StreamFragments, trips: int, target: Targe
     moved = _BYTES * made.block * depth + made.rows * made.block * form.read
     beyond = moved / (target.beyond_local.bandwidth / target.clock)
     inside = max(tensor, shared)
-    slots = form.work * _SLOT
+    slots = form.work * prices.STREAM_SLOT
     vector = made.rows * made.block * (slots + form.long) / lanes
-    busy = max(max(inside, vector) + _TRIP_BUSY, beyond)
+    busy = max(max(inside, vector) + prices.STREAM_TRIP_BUSY, beyond)
     own = inside * max(1.0, 4 / made.warps) if made.warps < 4 else inside
-    each = slots * _APART + form.long * _ALONE
+    each = slots * prices.STREAM_APART + form.long * prices.STREAM_ALONE
     waiting = made.warp_rows * made.block / 32 * each * max(1.0, made.warps / 4)
-    reach = _LOADED * target.beyond_local.latency * target.clock
-    alone = max(own + waiting + _TRIP, reach, beyond)
+    reach = prices.STREAM_LOADED * target.beyond_local.latency * target.clock
+    alone = max(own + waiting + prices.STREAM_TRIP, reach, beyond)
     ends = made.rows * made.columns * (8 + form.end) / lanes
-    first = _LOADED * target.main.latency * target.clock
-    total = _START + first + trips * alone + 2 * ends
+    first = prices.STREAM_LOADED * target.main.latency * target.clock
+    total = prices.STREAM_START + first + trips * alone + 2 * ends
     return trips * busy + ends, total, total
 
 

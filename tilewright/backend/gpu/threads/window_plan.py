@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
+from tilewright.backend.gpu.constants import CROWDED_THREADS, FEW_REGISTERS
 from tilewright.backend.gpu.maps.plan import busy_threads, in_packets_along, stores_of
 from tilewright.intrinsics.gpu_matrix import ROW_BYTES
 from tilewright.ir.analysis.simplify import linear, simplify
@@ -27,10 +28,6 @@ from tilewright.tile_graph.plan.leaf_form import ThreadForm
 _MOST_TAPS = 16  # of the axis whose steps are written out
 _MOST_OUTPUTS = 8  # along the window that a thread may have
 _REGISTERS = 136  # of 32 bits for sums and for what a turn reads
-# With more than these, and others for addresses, half as many threads share a multiprocessor. The factor is set by two
-# kernels on an H200, 7 x 7 windows with a LayerNorm behind them: 14 wide 19.5 us with 7 outputs a thread and 28.6 with
-# 3, 56 wide 93 with 7 and 68 with 4, where the tile was another one as well.
-_FEW_REGISTERS, _CROWDED = 100, 1.5
 _WARPS_BUSY = 2  # times the threads that keep a device busy
 
 
@@ -99,7 +96,7 @@ def _outputs(nest: Nest, window: Window, lanes: int, room: int) -> int:
     for count in (n for n in range(2, _MOST_OUTPUTS + 1) if n <= min(extent, room)):
         read = int(window.places(count)) + taps
         kept = lanes * count + lanes * width // 4 * read
-        each = read * -(-extent // count) / extent * (_CROWDED if kept > _FEW_REGISTERS else 1.0)
+        each = read * -(-extent // count) / extent * (CROWDED_THREADS if kept > FEW_REGISTERS else 1.0)
         if kept <= _REGISTERS and each < least:
             best, least = count, each
     return best
