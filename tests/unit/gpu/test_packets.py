@@ -133,7 +133,7 @@ def test_packets_mean_what_the_program_means(name: str, kernel_cache: Path) -> N
 def test_packets_run_on_over_the_ends_of_rows(kernel_cache: Path) -> None:
     """All is one line where everything lies the same way: whole packets alone, and no element twice."""
     artifact = small_device(kernel_cache, chain((64, 33), HALF, (64, 33)))
-    assert artifact.plan is not None and "vector o1 x 8 flat" in plan_text(artifact.plan)
+    assert artifact.plan is not None and "vector o1 x 8; register []; order o0 o1 flat" in plan_text(artifact.plan)
     (text,) = artifact.sources.values()
     assert "Global<tw::half, 2112>" in text and "% 33" not in text and "copy<8>" in text
     other = small_device(kernel_cache, chain((64, 33), HALF, (33,)))
