@@ -121,7 +121,7 @@ def finished_leaves(
                 break
             most = max(wider, key=taken)
             done[most] = wider[most]
-    wanted = max(*(taken(i) for i in range(len(done))), *(taken(*run) for run in together))
+    wanted = max(1, *(taken(i) for i in range(len(done))), *(taken(*run) for run in together))
     return tuple(done), min(room // unit, -(-wanted // unit)) * unit
 
 
