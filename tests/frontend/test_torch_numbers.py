@@ -3,8 +3,7 @@ changed in place, and what is a view in PyTorch is changed with its tensor."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,13 +15,7 @@ from tilewright.errors import UnsupportedError
 from tilewright.pytorch.module import compile_module
 
 Tensor = torch.Tensor
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def kept_before_it_grows(x: Tensor) -> Any:

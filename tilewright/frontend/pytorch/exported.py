@@ -25,7 +25,7 @@ from tilewright.frontend.pytorch.attributes import Snapshot, snapshot
 from tilewright.frontend.pytorch.fx import Parts, decompositions, make_graph
 from tilewright.frontend.pytorch.higher_order import closure
 from tilewright.frontend.pytorch.mutations import Mutation, make_bodies_functional
-from tilewright.frontend.pytorch.python.copies import check_copies
+from tilewright.frontend.pytorch.python.copies import follow_copies
 from tilewright.frontend.pytorch.python.module import loops_over_elements, rewritten_control
 from tilewright.frontend.pytorch.python.values import CODE_ERRORS
 from tilewright.frontend.pytorch.tensors import constant_of
@@ -214,7 +214,7 @@ def _followed(
 def _exported(module: torch.nn.Module, given: tuple[Any, ...], by_name: dict[str, Any]) -> Followed:
     with _without_printed_graphs():
         program = torch.export.export(module, given, by_name, strict=False)
-    check_copies(program.graph_module)
+    follow_copies(program.graph_module)
     mutations = make_bodies_functional(program.graph_module)
     program = program.run_decompositions(decompositions())
     program.graph.eliminate_dead_code()

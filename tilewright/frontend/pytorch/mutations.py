@@ -214,7 +214,9 @@ def _write_back(module: fx.GraphModule, node: fx.Node, results: dict[int, fx.Nod
     node.meta["val"] = (*node.meta["val"], *(x.meta["val"] for x in results.values()))
     for place, target in results.items():
         with module.graph.inserting_after(before):
-            result = module.graph.call_function(operator.getitem, (node, place))
+            # under a name of its own: an exported graph does not know the names that its nodes have been given
+            named = f"{node.name}_gives_{place}"
+            result = module.graph.create_node("call_function", operator.getitem, (node, place), None, named)
         with module.graph.inserting_after(result):
             before = module.graph.call_function(_aten.copy_.default, (target, result))
         for each in (result, before):

@@ -1,11 +1,12 @@
 """Copies that stand for views: what a branch, a loop or an index chosen by data gives is a tensor of its own, where
-PyTorch's would share memory with another. That is right as long as nobody sees a change of the one in the other."""
+PyTorch's would share memory with another. That is right as long as nobody sees a change of the one in the other; where
+somebody does, it is written into both."""
 
 from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -16,6 +17,7 @@ from tilewright.errors import UnsupportedError
 from tilewright.frontend.pytorch import own_operators  # noqa: F401  (which are registered)
 from tilewright.frontend.pytorch.higher_order import bodies, is_control, is_loop, operands, returned
 from tilewright.frontend.pytorch.mutations import changed_by, roots_of, source_of
+from tilewright.frontend.pytorch.python.shared_by_data import pair_of, write_behind
 
 _own = torch.ops.tilewright
 _COPIES = (_own.copied.default, _own.taken.default)
@@ -49,12 +51,65 @@ class _Classes:
         self._parents[self.find(one)] = self.find(other)
 
 
-def check_copies(module: fx.GraphModule) -> None:
-    """An error where a change in place would be seen in PyTorch through a view for which there is a copy."""
+@dataclass(frozen=True)
+class _Unseen:
+    """A change that would be seen in PyTorch through a view for which there is a copy: of the copy, or of what it is a
+    copy of."""
+
+    path: Path
+    copy: fx.Node
+    changed: Path
+    change: fx.Node
+    is_of_copy: bool
+
+
+def follow_copies(module: fx.GraphModule) -> None:
+    """Where a change in place would be seen in PyTorch through a view for which there is a copy, it is written there
+    too; an error where that cannot be."""
+    written: set[tuple[fx.Node, fx.Node]] = set()  # copies, and changes that are in both of the two
+    while (found := _unseen(module, written)) is not None:
+        more = _write(module, found)
+        if not more:
+            raise UnsupportedError(
+                f"{source_of(found.change)}: a tensor is changed in place that is a view of another, or not, as the "
+                f"data has it: it comes out of a branch, a loop or an index that data decide; change a copy "
+                f"(.clone()), or write x[i] = ... instead of changing x[i]"
+            )
+        written |= more
+
+
+def _write(module: fx.GraphModule, found: _Unseen) -> set[tuple[fx.Node, fx.Node]]:
+    """The change in both, if they are in one graph; nothing if not."""
+    level = _common(found.path, found.changed)
+    if level % 2 == 1 or level >= min(len(found.path), len(found.changed)):
+        return set()
+    is_step = False
+    for k in range(0, level, 2):
+        call = list(module.graph.nodes)[found.path[k]]
+        module, is_step = bodies(call)[found.path[k + 1]], is_loop(call)
+    nodes = list(module.graph.nodes)
+    behind = nodes[found.changed[level]]
+    pair = pair_of(nodes[found.path[level]], found.copy)
+    if pair is None or nodes.index(pair.given) > found.changed[level]:
+        return set()
+    roots = roots_of(module.graph)
+    other = pair.before if found.is_of_copy else pair.given
+    if is_step and any(r.op == "placeholder" for r in roots[other]):
+        return set()  # what a loop carries is not changed in place
+    if behind is not found.change:
+        # it is made inside a body, which must not read the other one behind it
+        if any(roots[x] & roots[other] for x in operands(behind) if isinstance(x, fx.Node)):
+            return set()
+        given = [u for u in behind.users if u.target is operator.getitem]
+        behind = max([behind, *given, *(u for g in given for u in g.users if _gives_back(u))], key=nodes.index)
+    made = write_behind(behind, pair, found.is_of_copy)
+    return {(copy, each) for copy in pair.copies for each in (found.change, made)}
+
+
+def _unseen(module: fx.GraphModule, written: Set[tuple[fx.Node, fx.Node]]) -> _Unseen | None:
+    """The first such change, but those that are written."""
     walked = list(_walk(module, (), None))
     marks = [(path, n) for path, _, n in walked if n.target in _COPIES]
-    if not marks:
-        return
     loops = [path for path, _, n in walked if is_loop(n)]
     found: dict[frozenset[Path], Callable[[fx.Node], _Class]] = {}
     for path, mark in marks:
@@ -71,9 +126,12 @@ def check_copies(module: fx.GraphModule) -> None:
         copies = [(at, found[once](m), found[once](m.args[0])) for at, m in marks]  # type: ignore[arg-type]
         for one, other in ((own, shared), (shared, own)):
             for changed, node in one.changes:
+                if (mark, node) in written:
+                    continue
                 together = [(a, b) for at, a, b in copies if not _excludes(changed, at, loops)]
-                for each in _behind(other, one, together):
-                    _check(path, one, (changed, node), each)
+                if any(_misses(path, one, changed, each) for each in _behind(other, one, together)):
+                    return _Unseen(path, mark, changed, node, one is own)
+    return None
 
 
 def _excludes(one: Path, other: Path, loops: Sequence[Path]) -> bool:
@@ -112,7 +170,21 @@ def _classes(
             # what goes into a tensor that it comes from is read where that tensor is
             for source in {joined.find(n) for n in node.all_input_nodes}.difference(changed):
                 found[source].reads.append(path)
+    for path, _, node in walked:
+        if path in once:
+            _read_next(path, node, lambda n: found[joined.find(n)])
     return lambda node: found[joined.find(node)]
+
+
+def _read_next(path: Path, loop: fx.Node, class_of: Callable[[fx.Node], _Class]) -> None:
+    """Of a loop of which a single step is looked at: what its next step reads is read at the end of this one."""
+    body = bodies(loop)[-1]
+    placeholders = [n for n in body.graph.nodes if n.op == "placeholder"]
+    ends = (*path, len(bodies(loop)) - 1, len(body.graph.nodes) - 1)
+    for own, given in zip(placeholders, returned(body), strict=False):
+        is_read = any(read[: len(path)] == path for read in class_of(own).reads)
+        if is_read and isinstance(given, fx.Node):
+            class_of(given).reads.append(ends)
 
 
 def _joined(nodes: Sequence[tuple[Path, fx.Node]], once: frozenset[Path]) -> _Classes:
@@ -129,18 +201,12 @@ def _joined(nodes: Sequence[tuple[Path, fx.Node]], once: frozenset[Path]) -> _Cl
     return joined
 
 
-def _check(mark: Path, one: _Class, change: tuple[Path, fx.Node], other: _Class) -> None:
+def _misses(mark: Path, one: _Class, changed: Path, other: _Class) -> bool:
     """Whether a change of the one behind the copy is followed by a read of the other. In a later step a tensor is the
     one that it was if it outlives a step."""
-    changed, node = change
     if not _follows(changed, mark, one.loops & other.loops):
-        return
-    if other.is_seen or any(_follows(read, changed, other.loops) for read in other.reads):
-        raise UnsupportedError(
-            f"{source_of(node)}: a tensor is changed in place that is a view of another, or not, as the data has "
-            f"it: it comes out of a branch, a loop or an index that data decide; change a copy (.clone()), or "
-            f"write x[i] = ... instead of changing x[i]"
-        )
+        return False
+    return other.is_seen or any(_follows(read, changed, other.loops) for read in other.reads)
 
 
 def _common(one: Path, other: Path) -> int:
