@@ -55,6 +55,20 @@ def test_rows_that_are_moved_are_counted_where_they_are() -> None:
     assert ends(flat, flat=np.array([-1]))["r"] == [{OPEN}, None]
 
 
+def test_what_comes_behind_a_past_of_any_length_is_needed_as_far_as_there_is_of_it() -> None:
+    ports = [helper.make_tensor_value_info(v, TensorProto.FLOAT, [n, 8]) for v, n in (("past", "before"), ("x", "n"))]
+    nodes = [N("Relu", ["x"], ["r"]), N("Concat", ["past", "r"], ["c"], axis=0), N("Neg", ["c"], ["y"])]
+    output = [helper.make_empty_tensor_value_info("y")]
+    model = helper.make_model(helper.make_graph(nodes, "g", ports, output), opset_imports=[helper.make_opsetid("", 17)])
+    past, new = Form(0, (1,)), Form(0, (0, 1))
+    forms = {"past": (past, Form(8)), "x": (new, Form(8))}
+    part = Part(rooms=(Room(5, 40), Room(9, 64)), forms=forms)
+    program = lower(replace(load(model, {"before": 40, "n": 64}), part=part))
+    found = {t.name: axes for t, axes in needed(program).items()}
+    assert found["r"] == (frozenset({new, Form(1)}), None)  # an index is kept at 0 or more
+    assert found["c"] == (frozenset({Form(0, (1, 1))}), None)
+
+
 def test_what_data_choose_is_needed_whole() -> None:
     cast = N("Cast", ["x"], ["i"], to=TensorProto.INT64)
     assert ends([N("Relu", ["x"], ["r"]), cast, N("GatherElements", ["r", "i"], ["y"])])["r"] == [None, None]

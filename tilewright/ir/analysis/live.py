@@ -78,7 +78,7 @@ def _read(
             continue
         seen.add((node, id(inside)))
         if isinstance(node, Load) and isinstance(node.source, Tensor):
-            yield node.source, [_end(simplify(index), inside) for index in node.args]
+            yield node.source, [_end(simplify(index), inside, numbers) for index in node.args]
         if is_op(node, "select"):
             condition, chosen, other = node.args
             narrower = {**inside, **_told(condition, numbers)}
@@ -123,30 +123,34 @@ def _place(term: Expr, numbers: Tensor) -> int | None:
     return int(term.args[0].value) if is_number else None  # type: ignore[attr-defined]
 
 
-def _end(index: Expr, inside: Mapping[Axis, Ends]) -> Ends | None:
+def _end(index: Expr, inside: Mapping[Axis, Ends], numbers: Tensor) -> Ends | None:
     """One more than the largest value of an index."""
     if isinstance(index, Const):
         return frozenset({Form(int(index.value) + 1)})
     if isinstance(index, Var):
         return inside.get(index.axis) or _most(index)
     if isinstance(index, Op) and index.op.name in ("min", "max") and isinstance(index.args[1], Const):
-        rest = _end(index.args[0], inside)
+        rest = _end(index.args[0], inside, numbers)
         limit = frozenset({Form(int(index.args[1].value) + 1)})
         if index.op.name == "min":
             return limit if rest is None else rest
         return _union(rest, limit)
     if is_op(index, "floordiv") and isinstance(index.args[1], Const):
-        return _divided(_end(index.args[0], inside), int(index.args[1].value)) or _most(index)
+        return _divided(_end(index.args[0], inside, numbers), int(index.args[1].value)) or _most(index)
     total = linear(index)
     if list(total.terms) == [index]:
         return _most(index)
     sums: Ends | None = frozenset({Form(total.constant + 1)})
     for term, coefficient in total.terms.items():
-        if coefficient < 0:
+        number = _form(term, numbers)
+        more: Ends | None
+        if number is not None:  # one number in a run: what lies behind a past begins where that ends
+            more = frozenset({_times(number, coefficient)})
+        elif coefficient < 0:
             low = bounds(term)[0]
             more = None if math.isinf(low) else frozenset({Form(int(low) * coefficient)})
         else:
-            ends = _end(term, inside)
+            ends = _end(term, inside, numbers)
             more = None if ends is None else frozenset(_scaled(f, coefficient) for f in ends)
         sums = None if sums is None or more is None else frozenset(_plus(a, b) for a in sums for b in more)
     return sums if sums is None or len(sums) <= _MOST_FORMS else None
@@ -161,6 +165,10 @@ def _divided(ends: Ends | None, divisor: int) -> Ends | None:
     if ends is None or divisor < 1 or any(factor % divisor for f in ends for factor in f.factors):
         return None
     return frozenset(Form((f.constant - 1) // divisor + 1, tuple(n // divisor for n in f.factors)) for f in ends)
+
+
+def _times(form: Form, coefficient: int) -> Form:
+    return Form(form.constant * coefficient, tuple(n * coefficient for n in form.factors))
 
 
 def _scaled(form: Form, coefficient: int) -> Form:
