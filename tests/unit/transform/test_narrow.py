@@ -115,6 +115,31 @@ def test_what_data_chooses_stays_whole() -> None:
     assert _shapes(_same(_program(nodes, {}, [6, 3])))["e"] == (6, 3)
 
 
+def _chosen_by_an_input(least: int) -> tuple[Program, Program]:
+    """x and a place i: the row i of a softmax of a product."""
+    w = numpy_helper.from_array(np.random.default_rng(1).standard_normal((5, 4)).astype(np.float32), "w")
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Softmax", ["p"], ["s"], axis=-1),
+             helper.make_node("Gather", ["s", "i"], ["y"], axis=0)]  # fmt: skip
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [8, 5]),
+              helper.make_tensor_value_info("i", TensorProto.INT64, [])]  # fmt: skip
+    graph = helper.make_graph(nodes, "g", inputs, [helper.make_empty_tensor_value_info("y")], [w])
+    program = ops.lower(frontend.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), {}))
+    return program, narrow(program, least)
+
+
+@pytest.mark.parametrize("least", [1, 3])
+def test_a_row_that_an_input_tells_is_computed_alone(least: int) -> None:
+    program, part = _chosen_by_an_input(least)
+    verify_program(part)
+    shapes = _shapes(part)
+    assert shapes["p"] == (least, 4) and shapes["s"] == (least, 4)
+    x = np.random.default_rng(5).standard_normal((8, 5)).astype(np.float32)
+    for place in (0, 1, 5, 7, -1, -8):
+        given = {"x": x, "i": np.array(place)}
+        wanted, found = evaluate(program, given)["y"], evaluate(part, given)["y"]
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
 def test_a_part_behind_a_condition() -> None:
     """A padded part: indices before the tensor are read by nobody, whatever they are."""
     constants: Constants = {"pads": np.array([3, 0, 0, 0])}
