@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 
 from tilewright.ir.analysis.live import Ends
 from tilewright.ir.analysis.simplify import linear, simplify
@@ -18,6 +18,7 @@ from tilewright.ir.forms.expr import (
     Expr,
     Op,
     Var,
+    all_of,
     as_expr,
     cast,
     const,
@@ -28,6 +29,7 @@ from tilewright.ir.forms.expr import (
     lt,
     maximum,
     minimum,
+    op,
     replace_nodes,
     substitute,
     var,
@@ -37,6 +39,7 @@ from tilewright.ir.forms.graph import Form
 from tilewright.ir.forms.loops import (
     HINTS,
     Alloc,
+    Barrier,
     Buffer,
     For,
     ForKind,
@@ -44,6 +47,7 @@ from tilewright.ir.forms.loops import (
     Instruction,
     Kernel,
     Memory,
+    Scope,
     Stmt,
     Store,
     statements,
@@ -91,8 +95,11 @@ def ended(
     kernel: Kernel, ends: Mapping[Buffer, Sequence[StorageEnd | None]],
     held: Sequence[tuple[Place, Sequence[StorageEnd | None]]], numbers: Buffer, stream: Walk | None = None,
 ) -> Kernel:  # fmt: skip
-    """The kernel of a CPU whose loops end with what is needed of its outputs and of what it holds, as `numbers` tell,
-    and whose `stream` ends with what there is of it; the same kernel where none does."""
+    """The kernel with loops that end with what is needed of its outputs and of what it holds, as `numbers` tell, and
+    whose `stream` ends with what there is of it; the same kernel where none does. On a GPU blocks of which nothing is
+    needed do nothing."""
+    if any(isinstance(s, For) and s.kind is ForKind.BLOCK for s in kernel.body):
+        return _without_idle_blocks(kernel, ends, numbers)
     if len(kernel.body) != 1 or not isinstance(kernel.body[0], For) or kernel.body[0].kind is not ForKind.PARALLEL:
         return kernel
     limits = {b: [None if e is None else e.limit(numbers, const(0)) for e in axes] for b, axes in ends.items()}
@@ -110,6 +117,56 @@ def ended(
     elif not ending.shortened:
         return kernel
     return replace(kernel, body=(For(grid.axis, grid.kind, body),))
+
+
+def _without_idle_blocks(kernel: Kernel, ends: Mapping[Buffer, Sequence[StorageEnd | None]], numbers: Buffer) -> Kernel:
+    if any(isinstance(s, Barrier) and s.scope is Scope.GRID for s in statements(kernel.body)):
+        return kernel  # all blocks are waited for
+    limits = {b: [None if e is None else e.limit(numbers, const(0)) for e in axes] for b, axes in ends.items()}
+    body = tuple(_where_needed(s, limits) for s in kernel.body)
+    return kernel if body == kernel.body else replace(kernel, body=body)
+
+
+def _where_needed(stmt: Stmt, limits: Limits) -> Stmt:
+    """A loop over blocks that run only where something that they store is needed."""
+    if not isinstance(stmt, For) or stmt.kind is not ForKind.BLOCK:
+        return stmt
+    if len(stmt.body) == 1 and isinstance(stmt.body[0], For) and stmt.body[0].kind is ForKind.BLOCK:
+        inner = _where_needed(stmt.body[0], limits)
+        return stmt if inner is stmt.body[0] else replace(stmt, body=(inner,))
+    inside = list(statements(stmt.body))
+    axes = {s.axis for s in inside if isinstance(s, For)}
+    needed: dict[Expr, None] = {}
+    for each in inside:
+        if not isinstance(each, Store | Instruction):
+            continue
+        if isinstance(each, Instruction) and (each.name in HINTS or not each.operands):
+            continue
+        target, place = (each.buffer, each.indices) if isinstance(each, Store) else _destination(each)
+        if target.memory is not Memory.GLOBAL:
+            continue
+        pairs = zip(place, limits.get(target, ()), strict=False)
+        lows = [(_least(index, axes), limit) for index, limit in pairs if limit is not None]
+        below = [(low, limit) for low, limit in lows if low is not None and low.axes]
+        if not below:
+            return stmt  # some of it is needed, whichever block it is
+        needed[all_of(lt(low, limit) for low, limit in below)] = None
+    return replace(stmt, body=(If(simplify(reduce(partial(op, "or"), needed)), stmt.body),)) if needed else stmt
+
+
+def _least(index: Expr, inner: set[Axis]) -> Expr | None:
+    """The smallest value of an index over the loops inside a block; None where it is not known."""
+    total = linear(index)
+    found: Expr = const(total.constant)
+    for term, coefficient in total.terms.items():
+        if inner.isdisjoint(term.axes):
+            found = found + term * coefficient
+            continue
+        least = bounds(term)[0 if coefficient > 0 else 1]
+        if least in (float("inf"), float("-inf")):
+            return None
+        found = found + int(least) * coefficient
+    return simplify(found)
 
 
 def _value(ends: Ends, numbers: Buffer) -> Expr:

@@ -187,9 +187,11 @@ def _call_together(state: _State, launch: Tile, lower: LowerKernel) -> None:
     """Kernels that share a launch: one call, whose blocks are numbered through."""
     plans = [told_apart(kernel) for kernel in launch.body if isinstance(kernel, Tile)]
     nests = [plan_nests(plan, state.computes) for plan in plans]
-    key = tuple(_key(state, plan, own, ()) for plan, own in zip(plans, nests, strict=True))
-    bound = [lower(replace(plan, name="kernel"), own, state.layout, None)
-             for plan, own in zip(plans, nests, strict=True)]  # fmt: skip
+    ends = [_ends(state, own) for own in nests]
+    key = tuple((_key(state, plan, own, ()), tuple(end.values()))
+                for plan, own, end in zip(plans, nests, ends, strict=True))  # fmt: skip
+    bound = [_ended(state, lower(replace(plan, name="kernel"), own, state.layout, None), end)
+             for plan, own, end in zip(plans, nests, ends, strict=True)]  # fmt: skip
     if key not in state.kernels:
         state.kernels[key] = replace_name(beside([b.kernel for b in bound]), f"k{len(state.kernels)}")
     arguments = tuple(name for b in bound for name in b.arguments)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+import tilewright
 from tilewright.compiler.pipeline import build
 from tilewright.frontend.onnx.model import load
 from tilewright.ir.analysis.live import needed
+from tilewright.ir.forms.expr import loads
 from tilewright.ir.forms.graph import Form, Graph, Part, Room
+from tilewright.ir.forms.loops import For, ForKind, If
 from tilewright.ir.text.parse import parse_program
 from tilewright.ir.text.text import loops_text, program_text
 from tilewright.ops.lower import lower
@@ -89,3 +93,33 @@ def test_loops_end_with_what_a_run_needs() -> None:
     assert "numbers[0]" in loops_text(stopped.loops)
     plain = build(replace(made, part=None), machine("neoverse_n1"), Options(stop_after="loops"))
     assert plain.loops is not None and "numbers" not in loops_text(plain.loops)
+
+
+def test_blocks_of_a_gpu_of_which_nothing_is_needed_do_nothing() -> None:
+    weight = np.ones((8, 32), np.float32)
+    made = graph([N("MatMul", ["x", "w"], ["p"]), N("Softmax", ["p"], ["y"])], w=weight)
+    made = replace(made, inputs=(replace(made.inputs[0], shape=(4096, 8)),),
+                   part=Part(rooms=(Room(9, 4096),), forms={"x": (OPEN, Form(8))}))  # fmt: skip
+    stopped = build(made, machine("h200"), Options(stop_after="loops"))
+    assert stopped.loops is not None
+    for kernel in stopped.loops.kernels:
+        (blocks,) = kernel.body
+        assert isinstance(blocks, For) and blocks.kind is ForKind.BLOCK
+        (needed,) = blocks.body
+        assert isinstance(needed, If) and blocks.axis in needed.condition.axes
+        assert any(node.source.name == "numbers" for node in loads(needed.condition))
+
+
+def test_a_gpu_leaves_out_what_lies_behind(tmp_path: Path) -> None:
+    weight = np.random.default_rng(0).standard_normal((8, 32)).astype(np.float32)
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", m]) for name, m in (("x", 8), ("y", 32))]
+    nodes = [N("MatMul", ["x", "w"], ["p"]), N("Softmax", ["p"], ["y"], axis=0)]
+    own = helper.make_graph(nodes, "g", ports[:1], ports[1:], [numpy_helper.from_array(weight, "w")])
+    model = helper.make_model(own, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    options = Options(target="cuda-emulated", cache_dir=tmp_path)
+    fast = tilewright.compile(model, dynamic={"n": (65, 300)}, options=options)
+    for rows in (65, 131, 300):
+        x = np.random.default_rng(rows).standard_normal((rows, 8)).astype(np.float32)
+        wide = np.exp(x.astype(np.float64) @ weight)
+        (found,) = fast(x)
+        np.testing.assert_allclose(found, wide / wide.sum(0), rtol=1e-4, atol=1e-7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,8 +13,8 @@ from tilewright.backend.gpu.kernel.shared_arena import place_shared
 from tilewright.backend.gpu.streamed import within_memory
 from tilewright.errors import ToolError
 from tilewright.ir.forms.compute import Program
-from tilewright.ir.forms.expr import axes_of
-from tilewright.ir.forms.loops import Buffer, Kernel, LoopProgram, Store, statements
+from tilewright.ir.forms.expr import axes_of, loads
+from tilewright.ir.forms.loops import Buffer, If, Kernel, LoopProgram, Store, statements
 from tilewright.ir.forms.tensor import elements
 from tilewright.lower.memory import arena
 from tilewright.lower.weights import pack_weights
@@ -84,8 +85,12 @@ def weight_sizes(image: GpuModelImage, loops: LoopProgram, program: Program, pla
 
 
 def _filled(kernel: Kernel) -> tuple[str, ...]:
-    """Parameters that a launch writes from end to end: all it writes, but for a Scan's step of a stacked output."""
+    """Parameters that a launch writes from end to end: all it writes, but for a Scan's step of a stacked output, and
+    what blocks leave out that a run tells."""
     partly: set[Buffer] = set()
+    for stmt in statements(kernel.body):
+        if isinstance(stmt, If) and any(loads(stmt.condition)):
+            partly |= set(written_params(replace(kernel, body=stmt.then)))
     if kernel.step is not None:
         for stmt in statements(kernel.body):
             if isinstance(stmt, Store) and kernel.step in axes_of(*stmt.indices):

@@ -62,7 +62,7 @@ def _read(
     compute: Map | Reduce, found: Mapping[Tensor, list[Ends | None]], numbers: Tensor
 ) -> Iterator[tuple[Tensor, list[Ends | None]]]:
     """What a compute reads for as much of its result as is needed."""
-    own: dict[Axis, Ends] = {}
+    own: dict[Axis | Expr, Ends] = {}
     for place, axis in enumerate(compute.axes):
         ends: Ends | None = frozenset()
         for tensor in compute.outputs:
@@ -70,7 +70,7 @@ def _read(
         if ends:
             own[axis] = ends
     seen: set[tuple[Expr, int]] = set()
-    waiting: list[tuple[Expr, dict[Axis, Ends]]] = [(root, own) for root in expressions(compute)]
+    waiting: list[tuple[Expr, dict[Axis | Expr, Ends]]] = [(root, own) for root in expressions(compute)]
     kept = [own]  # alive, so that no other has the identity of one
     while waiting:
         node, inside = waiting.pop()
@@ -88,14 +88,15 @@ def _read(
             waiting += [(argument, inside) for argument in node.args]
 
 
-def _told(condition: Expr, numbers: Tensor) -> dict[Axis, Ends]:
-    """Axes that a condition keeps below a run-time number."""
-    found: dict[Axis, Ends] = {}
+def _told(condition: Expr, numbers: Tensor) -> dict[Axis | Expr, Ends]:
+    """Axes, and sums of them, that a condition keeps below a run-time number."""
+    found: dict[Axis | Expr, Ends] = {}
     for part in flattened(condition, "and"):
-        if is_op(part, "lt") and isinstance(part.args[0], Var):
+        if is_op(part, "lt"):
             form = _form(part.args[1], numbers)
             if form is not None:
-                found[part.args[0].axis] = frozenset({form})
+                place = simplify(part.args[0])
+                found[place.axis if isinstance(place, Var) else place] = frozenset({form})
     return found
 
 
@@ -123,8 +124,10 @@ def _place(term: Expr, numbers: Tensor) -> int | None:
     return int(term.args[0].value) if is_number else None  # type: ignore[attr-defined]
 
 
-def _end(index: Expr, inside: Mapping[Axis, Ends], numbers: Tensor) -> Ends | None:
+def _end(index: Expr, inside: Mapping[Axis | Expr, Ends], numbers: Tensor) -> Ends | None:
     """One more than the largest value of an index."""
+    if index in inside:
+        return inside[index]
     if isinstance(index, Const):
         return frozenset({Form(int(index.value) + 1)})
     if isinstance(index, Var):

@@ -166,8 +166,8 @@ def _both(one: _Side, other: _Side, extent: Extent) -> _Side:
 
 def _widened(side: _Side, extent: Extent, least: int) -> _Side:
     """At least so many elements, of those there are for certain."""
-    if side.base is not None:
-        return replace(side, last=max(side.last, side.first + min(least, int(lower(extent))) - 1))
+    if side.base is not None:  # those before it, which are there: often it is the last one
+        return replace(side, first=min(side.first, side.last - min(least, int(lower(extent))) + 1))
     last = max(side.last, min(side.first + least, int(lower(extent))) - 1)
     return _Side(max(0, min(side.first, last - least + 1)), last)
 
