@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu import GPU, MEANINGS
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.expr import Axis, Expr, cast, const, eq, load, lt, op, select, symbol, var
-from tilewright.ir.forms.loops import For, ForKind, Instruction, Kernel, Stmt, Store
+from tilewright.ir.forms.loops import For, ForKind, If, Instruction, Kernel, Stmt, Store
 from tilewright.ir.forms.scalar import OPS
 from tilewright.ir.meaning.interpret_loops import run_kernel
 from tilewright.render.clike import Names
@@ -161,6 +162,27 @@ def test_shared_buffers_share_bytes_across_barriers_only() -> None:
     assert apart.offsets == {"b": 0, "a": 256, "c": 256}  # c may take a's place, b is still read beside it
     assert place_shared(kernel([SYNC])).offsets == {"b": 0, "a": 256, "c": 0}
     assert apart.bytes == 384
+
+
+def test_barriers_behind_a_condition_of_the_block_separate() -> None:
+    y, numbers = tensor("y", 4, 32), tensor("numbers", 1)
+    a, b = shared("a", 32), shared("b", 32)
+
+    def kernel(condition: Callable[[Expr, Expr], Expr]) -> Kernel:
+        def block(k: Expr) -> list[Stmt]:
+            def thread(t: Expr) -> list[Stmt]:
+                inside = (put(a, (t,), f32(1)), put(y, (k, t), load(a, (t,))), SYNC,
+                          put(b, (t,), f32(2)), put(y, (k, t), load(b, (t,))))  # fmt: skip
+                return [If(condition(k, t), inside)]
+
+            return within([a, b], [loop("t", 32, thread, ForKind.THREAD)])
+
+        return Kernel("k", (y, numbers), (loop("k", 4, block, ForKind.BLOCK),))
+
+    told = load(numbers, (0,))
+    assert place_shared(kernel(lambda k, t: lt(cast(k, dtypes.float32), told))).bytes == 128
+    assert place_shared(kernel(lambda k, t: lt(k + t, const(8)))).bytes == 256  # some threads meet none
+    assert place_shared(kernel(lambda k, t: lt(load(a, (0,)), told))).bytes == 256
 
 
 def test_scalar_rows_mean_what_the_table_says(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.forms.bounds import lower, static
-from tilewright.ir.forms.expr import loads
+from tilewright.ir.forms.expr import Axis, Expr, loads
 from tilewright.ir.forms.loops import (
     Alloc,
     Barrier,
@@ -103,13 +103,20 @@ def _first_gap(taken: list[tuple[int, int]], size: int, alignment: int) -> int:
 
 @dataclass
 class _Walk:
+    blocks: frozenset[Axis]
     phase: int
     live: dict[Buffer, tuple[int, int]]
+
+    def is_of_blocks(self, condition: Expr) -> bool:
+        """Whether all threads of a block decide alike, so that all of them meet the barriers behind it or none does."""
+        is_read = all(isinstance(n.source, Buffer) and n.source.memory is Memory.GLOBAL for n in loads(condition))
+        return self.blocks.issuperset(condition.axes) and is_read
 
 
 def _live_phases(kernel: Kernel) -> dict[Buffer, tuple[int, int]]:
     """First and last phase that touches each shared buffer."""
-    state = _Walk(0, {})
+    blocks = frozenset(s.axis for s in statements(kernel.body) if isinstance(s, For) and s.kind is ForKind.BLOCK)
+    state = _Walk(blocks, 0, {})
     for stmt in kernel.body:
         _visit((stmt,), state, counted=True)
         state.phase += 1  # no block runs two loops over blocks that stand beside each other
@@ -127,8 +134,9 @@ def _visit(body: tuple[Stmt, ...], state: _Walk, counted: bool) -> None:
         if isinstance(stmt, Alloc):
             _visit(stmt.body, state, counted)
         elif isinstance(stmt, If):
-            _visit(stmt.then, state, False)
-            _visit(stmt.otherwise, state, False)
+            is_counted = counted and state.is_of_blocks(stmt.condition)
+            _visit(stmt.then, state, is_counted)
+            _visit(stmt.otherwise, state, is_counted)
         elif isinstance(stmt, For):
             _visit_loop(stmt, state, counted)
 
