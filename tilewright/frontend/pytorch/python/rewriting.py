@@ -15,6 +15,7 @@ from types import CellType, CodeType, FunctionType
 from typing import Any
 
 from tilewright.errors import UnsupportedError
+from tilewright.frontend.pytorch.python.bound_in_tests import bound_before
 from tilewright.frontend.pytorch.python.exits import FINAL, RESULT, is_range, side_that_returns, without_exits
 
 CALLS = "_tilewright_calls"  # what rewritten functions call by
@@ -42,7 +43,7 @@ def rewritten_code(function: FunctionType, is_last: bool) -> CodeType:
     if definition is None:
         raise UnsupportedError(f"{name} has no definition of its own in the source")
     ast.increment_lineno(tree, first - 1)
-    definition.body = without_exits(definition.body, FINAL if is_last else RESULT)
+    definition.body = without_exits(bound_before(definition.body), FINAL if is_last else RESULT)
     changed = _Rewriter(inspect.getsourcefile(function) or "", _locals(definition)).definition(definition)
     # inside a function that has the names of its closure, so that they are free in it too
     free = (CALLS, *function.__code__.co_freevars)
@@ -181,7 +182,7 @@ class _Rewriter(ast.NodeTransformer):
         """A function inside has names of its own, and those around it."""
         inner = _Rewriter(self._file, self._names | _locals(node))
         inner._count = self._count + 1000  # names of what is made are not those around it
-        node.body = inner._block(without_exits(node.body))
+        node.body = inner._block(without_exits(bound_before(node.body)))
         return node
 
     def _block(self, statements: Sequence[ast.stmt]) -> list[ast.stmt]:
