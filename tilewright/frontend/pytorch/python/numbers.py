@@ -3,6 +3,7 @@ tensor stay tensors without dimensions, since only the data tell them."""
 
 from __future__ import annotations
 
+import builtins
 import math
 from collections.abc import Callable
 from functools import partial
@@ -32,7 +33,7 @@ class Numbers:
     def __init__(self) -> None:
         self._sizes: dict[int, tuple[torch.Tensor, Any]] = {}  # by the tensor, which is kept
         self._own: dict[Any, Callable[..., Any]] = {
-            int: self._whole, float: self._real, bool: self._truth, max: self._largest, min: self._smallest,
+            int: self._whole, float: self._real, bool: self._truth,
             any: self._any, all: self._all, len: self._length, sum: self._sum,
             **{function: partial(self._of_numbers, function) for function in (abs, round, pow, divmod)},
             torch.equal: self._equal, torch.allclose: self._close, torch.is_nonzero: self._truth,
@@ -42,6 +43,8 @@ class Numbers:
 
     def called(self, function: Any) -> Any:
         """A function that gives such, of tensors too; others as they are."""
+        if function is builtins.max or function is builtins.min:  # while PyTorch exports, functions of its own
+            return self._largest if function is builtins.max else self._smallest
         try:
             own = self._own.get(function)
         except TypeError:  # no key of a dictionary
