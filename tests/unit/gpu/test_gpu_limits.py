@@ -17,9 +17,11 @@ from tests.gpu_stages import attention, convolution, gemm, graph, no_plan_fails,
 from tilewright.backend.gpu.backend import GpuBackend
 from tilewright.backend.gpu.kernel.limits import check_limits, why_not_started
 from tilewright.backend.gpu.kernel.shared_arena import place_shared
+from tilewright.backend.gpu.matrix import cost
 from tilewright.compiler.pipeline import Artifact, build
 from tilewright.errors import InternalError, UnsupportedError
 from tilewright.frontend.onnx.model import load
+from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.forms.expr import Axis, Expr
 from tilewright.ir.forms.expr import load as read
 from tilewright.ir.forms.loops import Barrier, For, ForKind, Kernel, LoopProgram, Scope, Stmt, statements
@@ -233,3 +235,14 @@ def test_a_kernel_that_would_not_start_is_planned_plainer_and_told(caplog: pytes
         made = build(load(model, {}), target, options).loops
     assert made is not None and max(place_shared(k).bytes for k in made.kernels) <= most
     assert "bytes of shared memory, and a block may have" in caplog.text
+
+
+@pytest.mark.parametrize("name", GPUS)
+@pytest.mark.parametrize("warps", [1, 2, 4, 8, 16])
+def test_what_the_warps_of_a_product_keep_fits_the_registers_of_so_many_threads(name: str, warps: int) -> None:
+    target = machine(name)
+    for rows, columns in ((16, 256), (256, 128), (128, 255), (256, 256)):
+        for twice in (False, True):
+            shapes = cost._shapes(FORMS["mma_float16"], rows, columns, warps, False, twice, target)
+            kept = cost._kept(shapes[:, 2], shapes[:, 3], twice)
+            assert (kept * 32 * warps <= target.register_file).all()

@@ -74,16 +74,30 @@ def scale(*values: float) -> np.ndarray:
 
 
 def linear_product(m: int, k: int, n: int) -> ModelProto:
-    known = {"w": bytes_of(k, n), "sx": scale(0.02), "zx": np.array(120, np.uint8), "zw": np.zeros(n, np.int8),
-             "sw": (0.01 + _RNG.random(n) / 50).astype(np.float32), "sy": scale(1.7), "zy": np.array(90, np.uint8)}
+    known = {
+        "w": bytes_of(k, n),
+        "sx": scale(0.02),
+        "zx": np.array(120, np.uint8),
+        "zw": np.zeros(n, np.int8),
+        "sw": (0.01 + _RNG.random(n) / 50).astype(np.float32),
+        "sy": scale(1.7),
+        "zy": np.array(90, np.uint8),
+    }
     return model([("QLinearMatMul", ["x", "sx", "zx", "w", "sw", "zw", "sy", "zy"], "y", {})],
                  {"x": (UINT8, (m, k))}, UINT8, known)  # fmt: skip
 
 
 def linear_window(channels: int, size: int, results: int, taps: int = 3, stride: int = 1) -> ModelProto:
-    known = {"w": bytes_of(results, channels, taps, taps), "sx": scale(0.02), "zx": np.array(0, np.uint8),
-             "sw": (0.01 + _RNG.random(results) / 50).astype(np.float32), "zw": np.zeros(results, np.int8),
-             "sy": scale(1.9), "zy": np.array(128, np.uint8), "b": _RNG.integers(-999, 999, results).astype(np.int32)}
+    known = {
+        "w": bytes_of(results, channels, taps, taps),
+        "sx": scale(0.02),
+        "zx": np.array(0, np.uint8),
+        "sw": (0.01 + _RNG.random(results) / 50).astype(np.float32),
+        "zw": np.zeros(results, np.int8),
+        "sy": scale(1.9),
+        "zy": np.array(128, np.uint8),
+        "b": _RNG.integers(-999, 999, results).astype(np.int32),
+    }
     attributes = {"pads": [taps // 2] * 4, "strides": [stride] * 2}
     return model([("QLinearConv", ["x", "sx", "zx", "w", "sw", "zw", "sy", "zy", "b"], "y", attributes)],
                  {"x": (UINT8, (2, channels, size, size))}, UINT8, known)  # fmt: skip

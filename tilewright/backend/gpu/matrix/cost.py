@@ -159,7 +159,7 @@ def _ways(
     near, far = (min(n, MOST_BLOCK) for n in (product.rows, product.columns))
     twice = product.anew > 0
     shapes = _group_shapes(form, near, far, warps, twice, target) if form.warps > 1 else (
-        _shapes(form, near, far, warps, product.stored > 1, twice, target.vector_registers, product.steps))  # fmt: skip
+        _shapes(form, near, far, warps, product.stored > 1, twice, target, product.steps))  # fmt: skip
     if twice:  # sums begin anew behind a whole part
         shapes = shapes[product.anew % shapes[:, 4] == 0]
     if not len(shapes):
@@ -174,20 +174,22 @@ def _ways(
 
 @lru_cache(maxsize=1 << 12)
 def _shapes(
-    form: MatrixForm, rows: int, columns: int, warps: int, in_groups: bool, twice: bool, registers: int,
+    form: MatrixForm, rows: int, columns: int, warps: int, in_groups: bool, twice: bool, target: Target,
     steps: tuple[int, ...] = (),
 ) -> Numbers:
     """Rows and columns of a block, of a warp, the step and the groups of every way; sums are kept `twice` where some
     are added to others."""
     found = []
     for count in (warps,) if warps else _WARPS:
+        of_thread = target.register_file // (WARP * count)  # that a thread of so many can have
         # sums of several groups meet in shared memory
         for groups in _GROUPS.get(count, (1,)) if in_groups else (1,):
             together = count // groups
             for down in (n for n in range(1, together + 1) if together % n == 0):
                 across = together // down
                 height, width = ceil(rows / (16 * down)) * 16, ceil(columns / (16 * across)) * 16
-                if _kept(height, width, twice) + prices.REGISTERS_TAKEN > registers:
+                kept = _kept(height, width, twice)
+                if kept + prices.REGISTERS_TAKEN > target.vector_registers or kept > of_thread:
                     continue
                 for step in steps or [size // form.operand.bytes for size in _STEP_BYTES]:
                     if step // ((FETCHED if steps else form.depth) * groups) >= _LEAST_STEPS:
