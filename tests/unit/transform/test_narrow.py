@@ -9,10 +9,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tilewright
 from tilewright import ops
+from tilewright.compiler.pipeline import build
 from tilewright.frontend.onnx import model as frontend
 from tilewright.ir.analysis.verify import verify_program
 from tilewright.ir.forms.compute import Program
 from tilewright.ir.meaning.interpret import evaluate
+from tilewright.options import Options
+from tilewright.target import machine
 from tilewright.transform.clean.narrow import narrow
 
 Constants = dict[str, np.ndarray]
@@ -138,6 +141,15 @@ def test_a_row_that_an_input_tells_is_computed_alone(least: int) -> None:
         given = {"x": x, "i": np.array(place)}
         wanted, found = evaluate(program, given)["y"], evaluate(part, given)["y"]
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("target", ["neoverse_n1", "avx2_desktop", "emerald_rapids"])
+def test_a_row_that_an_input_tells_is_planned(target: str) -> None:
+    """Its product reads a number without axes, which says where a row is: no layout is looked for in that."""
+    whole, _ = _chosen_by_an_input(1)
+    options = Options(target=target, stop_after="loops")
+    made = build(whole, machine(target), options)
+    assert made.loops is not None and made.loops.calls
 
 
 def test_a_part_behind_a_condition() -> None:

@@ -278,6 +278,8 @@ def _rows_apart(
         if not isinstance(compute, Reduce) or owned_axis(compute, program) is None:
             continue
         for node in loads(*compute.elements):
+            if node.source.rank == 0:  # a number that says where something is read
+                continue
             layout = layouts.get(node.source) or Layout.natural(node.source.rank)
             inner = layout.order[-1]
             index, extent = node.indices[inner.axis], node.source.shape[inner.axis]
