@@ -25,7 +25,8 @@ ELSEWHERE = pytest.StashKey[Elsewhere]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run the tests marked slow")
-    parser.addoption("--every-seed", action="store_true", help="also run the rest of the seeds of random tests: hours")
+    rest = "also run the rest of the seeds of random tests, and of sweeps over machines: hours"
+    parser.addoption("--every-seed", action="store_true", help=rest)
     known = ", ".join(stored_machines("cpu"))
     parser.addoption(
         "--machine", metavar="NAME", help=f"plan for this machine instead of the host: {known}, or a .json"
@@ -34,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: runs only with --all")
-    config.addinivalue_line("markers", "every_seed: runs only with --every-seed")
+    config.addinivalue_line("markers", "every_seed: runs only with --every-seed, as it is one of very many")
     config.addinivalue_line("markers", "sample(n): without --all only the first of every n of its cases")
     config.addinivalue_line("markers", "host: is about this computer, whatever --machine says")
     if name := config.getoption("--machine"):

@@ -1,4 +1,5 @@
-"""Architectures of others planned and lowered for every machine that is described: nothing is measured or run."""
+"""Architectures of others planned and lowered for machines that are described: nothing is measured or run. With --all
+each is planned for some of them, in turn; with --every-seed for every one."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ pytest.importorskip("transformers")
 
 CPUS, GPUS = stored_machines("cpu"), stored_machines("gpu")
 SAMPLE = {("enlarge", "neoverse_n1"), ("enlarge", "l40s")}
+IN_TURN = 3  # of all machines, those that an architecture is planned for with --all; each machine has as many
 
 
 @lru_cache(maxsize=1)  # an architecture is exported once, and planned for machine after machine
@@ -31,9 +33,12 @@ def graph_of(name: str) -> Graph:
 
 
 def cases() -> Iterator[Any]:
-    for name in ARCHITECTURES:
-        for target in (*CPUS, *GPUS):
-            yield pytest.param(name, target, marks=() if (name, target) in SAMPLE else pytest.mark.slow)
+    targets = (*CPUS, *GPUS)
+    for turn, name in enumerate(ARCHITECTURES):
+        taken = {targets[(IN_TURN * turn + n) % len(targets)] for n in range(IN_TURN)}
+        for target in targets:
+            mark = pytest.mark.slow if target in taken else pytest.mark.every_seed
+            yield pytest.param(name, target, marks=() if (name, target) in SAMPLE else mark)
 
 
 def test_there_are_enough_of_them() -> None:
