@@ -17,9 +17,9 @@ import numpy as np
 
 from bench.judge.judge import machines_of
 from bench.judge.price import read_all
-from bench.learned.rows import Reader
 from bench.support import table
 from tilewright.tune.families import POOLED, Array, Beliefs, Key, Shares, change, family
+from tilewright.tune.reader import Reader
 from tilewright.tune.records import Measurement, Records
 
 _TASKS = 40  # of a made-up model

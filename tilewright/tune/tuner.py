@@ -24,6 +24,7 @@ from tilewright.tune.choices import Choice, apart, with_choices
 from tilewright.tune.families import Beliefs, Key, change, family, unchanged
 from tilewright.tune.features import Told, features
 from tilewright.tune.fresh import measured
+from tilewright.tune.known import with_records
 from tilewright.tune.log import Log, Outcome
 from tilewright.tune.models import Builder, Built, Times, calls_within, profiled, sat
 from tilewright.tune.parts import edited
@@ -49,12 +50,12 @@ def tune_plan(program: Program, plan: Plan, target: Target, options: Options) ->
     """The plan with what measured faster; what was measured before is not again."""
     model = Model(program, plan, target, options.tune_arithmetic)
     try:
-        if options.tune is None:
-            return _as_recorded(model, Log(program, plan, target, options))
         unable = backend_for(target).untunable(target)
-        if unable is not None:
+        if options.tune is not None and unable is not None:
             raise OptionError(f"tuning measures, and target '{target.name}' cannot: {unable}; or leave out tune")
-        return _Tuner(model, options, Log(program, plan, target, options)).tuned()
+        log = Log(program, plan, target, options)
+        chosen = _as_recorded(model, log) if options.tune is None else _Tuner(model, options, log).tuned()
+        return with_records(program, chosen, target, options, log.records())
     except (CacheError, ToolchainError) as error:
         raise ToolError(str(error)) from error
 
