@@ -32,6 +32,9 @@ WAYS: Mapping[str, Shares | None] = {
     "chance": None,
 }  # fmt: skip
 
+SAID = ("FamilySeer: as fast code as Ansor's in 1/1.2 to 1/7.9 of the time that tuning takes, whole networks, CPU and "
+        "GPU.")  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Known:
@@ -114,3 +117,4 @@ def report(files: Iterable[Path], models: int, seeds: int) -> None:
                          *(f"{n:.0f}" for n in needed.values())])  # fmt: skip
         print("\n".join(table(["", "plans", *WAYS], rows)))
         print(f"families need {exp(fmean(map(log, ratios))):.2f} of the trials of the better of alone and one for all")
+    print(SAID)
