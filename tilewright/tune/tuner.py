@@ -68,8 +68,7 @@ def _as_recorded(model: Model, log: Log) -> Plan:
     kept = apart(chosen, lambda choice: 1 - choice.ratio)
     if not kept:
         _LOG.warning("%s", printable(f"{log.path} has no faster plan of this model's kernels: the planner's own stay"))
-    said = {name: f"as {log.path.name} has it: {1 / c.ratio:.2f} times as fast as the best predicted"
-            for c in kept for name in c.subject.tensors}  # fmt: skip
+    said = {name: f"as {log.path.name} has it: {c.said}" for c in kept for name in c.subject.tensors}
     return with_choices(model, kept, said)
 
 
@@ -367,8 +366,7 @@ class _Tuner:
         told = {name: f"tuned: the best predicted stays, {1 + self.log.count(turn.subject.part)} plans measured"
                 for turn in self.turns for name in turn.subject.tensors}  # fmt: skip
         for choice in kept:
-            said = (f"tuned: {1 / choice.ratio:.2f} times as fast as the best predicted, "
-                    f"{1 + self.log.count(choice.subject.part)} plans measured")  # fmt: skip
+            said = f"tuned: {choice.said}, {1 + self.log.count(choice.subject.part)} plans measured"
             told.update(dict.fromkeys(choice.subject.tensors, said))
         plan = with_choices(self.model, kept, told)
         state.plan, state.told = (plan.to_json() if kept else None), told
@@ -403,7 +401,8 @@ class _Tuner:
         model = self.model
         most = max(seconds, self.left + _OVERTIME * self.whole)
         try:
-            times = measured(model.program, (model.plan, plan), model.target, self.options, seconds, most)
+            models = (model.program, model.plan), (model.program, plan)
+            times = measured(models, model.target, self.options, seconds, most)
         except TimeoutError:
             return None
         if times is not None:
