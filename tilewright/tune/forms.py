@@ -110,6 +110,7 @@ class _Forms:
         self.memo = Memo()
         self.cache = Cache(options.cache_dir)
         self.state, self.key = _State(), ""
+        self.building = 0.0  # seconds of the form that is there, which any compilation makes
 
     def tuned(self, program: Program, plan: Plan, target: Target, options: Options) -> Plan:
         """The plan with its kernels tuned, where this form stays."""
@@ -123,7 +124,7 @@ class _Forms:
         self.state = _State() if kept is None else _State(**json.loads(kept.read_text()))
         left = self.whole
         try:
-            self._look(program, plan)
+            self._look(program, plan, target)
             left = max(_LEAST_TIME, self.whole - self.state.seconds)
         except KeyboardInterrupt:
             _LOG.warning("tuning was interrupted; what was found is kept, and the next time it goes on")
@@ -147,7 +148,7 @@ class _Forms:
             options = _FORMS[name].applied(options)
         return options
 
-    def _look(self, program: Program, plan: Plan) -> None:
+    def _look(self, program: Program, plan: Plan, target: Target) -> None:
         """At every form that was not looked at, as long as there is time."""
         state = self.state
         for name, form in _FORMS.items():
@@ -155,15 +156,17 @@ class _Forms:
                 continue
             if state.seconds > _SHARE * self.whole:
                 return
-            begin = time.perf_counter()
+            begin, self.building = time.perf_counter(), 0.0
             self._say(f"the model where {name}")
             gain = None
             try:
-                gain = self._gain(form, (program, plan))
+                gain = self._gain(form, (program, plan), target)
+            except TimeoutError:
+                return
             except (InternalError, TilewrightError) as error:
                 _LOG.warning("%s", printable(f"tune: the model where {name} is left out: {error}"))
             finally:
-                state.seconds += time.perf_counter() - begin
+                state.seconds += time.perf_counter() - begin - self.building
                 self._keep()
             state.tried.append(name)
             if gain is not None:
@@ -178,26 +181,33 @@ class _Forms:
             self.options.progress(f"tune, {said}")
         self._watched(Tuning(max(0.0, self.whole - self.state.seconds), self.whole, 0, 1.0, said))
 
-    def _gain(self, form: _Form, planned: tuple[Program, Plan]) -> float | None:
-        """How many times as fast the form is as the fastest before; None where it is not, or is the same."""
+    def _gain(self, form: _Form, planned: tuple[Program, Plan], target: Target) -> float | None:
+        """How many times as fast the form is as the fastest before; None where it is not, or is the same. A
+        TimeoutError where it may take more than forms have of the time."""
         own = self._made(self._with_taken(self.options)) if self.state.taken else planned
         other = self._made(form.applied(self._with_taken(self.options)))
         if own is None or other is None or program_text(own[0]) == program_text(other[0]):
             return None
         if not self.options.tune_arithmetic and not sums_in_common(own[1], other[1]):
             return None
-        builders = [Builder(program, self.target, self.options) for program, _ in (own, other)]
-        with builders[0].built(own[1]) as first, builders[1].built(other[1]) as second:
-            expected, found = answers(first.runner, own[0]), answers(second.runner, other[0])
-            if not are_same(own[0], expected, found, exact=not self.options.tune_arithmetic):
-                return None
+        builders = [Builder(program, target, self.options) for program, _ in (own, other)]
+        begin = time.perf_counter()
+        with builders[0].built(own[1]) as first:
+            self.building = time.perf_counter() - begin
             seconds = max(_SECONDS, _RUNS * profiled(own[0], first, _SECONDS / 4)[1])
-            if not _is_faster(sat(own[0], first, second, seconds).whole):
-                return None
-            again = None
-            with suppress(TimeoutError):
-                again = measured((own, other), self.target, self.options, seconds, self.whole)
-                again = again or sat(own[0], first, second, seconds)  # where there is no process to be had
+            left = _SHARE * self.whole - self.state.seconds
+            if self.building + 2 * seconds > left:
+                raise TimeoutError
+            with builders[1].built(other[1]) as second:
+                expected, found = answers(first.runner, own[0]), answers(second.runner, other[0])
+                if not are_same(own[0], expected, found, exact=not self.options.tune_arithmetic):
+                    return None
+                if not _is_faster(sat(own[0], first, second, seconds).whole):
+                    return None
+                again = None
+                with suppress(TimeoutError):
+                    again = measured((own, other), target, self.options, seconds, left)
+                    again = again or sat(own[0], first, second, seconds)  # where there is no process to be had
         return 1 / again.whole.ratio.middle if again is not None and _is_faster(again.whole) else None
 
     def _made(self, options: Options) -> tuple[Program, Plan] | None:
