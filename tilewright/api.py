@@ -491,9 +491,9 @@ def _built(
         from tilewright.learn.choose import choose_plan
 
         return build_within(graph, goal, chosen, choose_plan)
-    from tilewright.tune.tuner import tune_plan
+    from tilewright.tune.forms import build_tuned
 
-    return build_within(graph, goal, chosen, tune_plan)
+    return build_tuned(graph, goal, chosen)
 
 
 def _is_torch_module(model: object) -> bool:

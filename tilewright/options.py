@@ -28,6 +28,7 @@ CONTRACTIONS = ("auto", "direct", "strassen")
 DENORMALS = ("flush", "keep")
 EFFORTS = ("full", "fast", "adaptive")
 COST_MODELS = ("analytic", "tree", "graph")
+LEFT_OUT = ("splits", "staging")
 FALLBACKS = ("host", "error")
 # what plans may be wanted for, and orders of it by name: throughput is the latency of one core of many
 OBJECTIVES = ("latency", "footprint", "reuse", "fusion", "parallelism", "compile")
@@ -115,14 +116,17 @@ class Options:
                 seconds as a number. What was measured before counts, and is not measured again; None: nothing is
                 measured (docs/tuning.md)
     tune_trials  plans of kernels to measure at most, however much time is left
-    tune_arithmetic  whether tuning may choose kernels that take sums in another order: results then differ in their
-                last bits from those of a model that is not tuned, or tuned elsewhere
+    tune_arithmetic  whether tuning may choose kernels that take sums in another order, and other algorithms of
+                convolutions and products: results then differ in their last bits from those of a model that is not
+                tuned, or tuned elsewhere, and `explain` says where
     tune_records  a file of what was measured, which is read, and with `tune` appended to; without `tune` what it says
                 is chosen and nothing measured. None: a file in the cache
     tune_watch  called with a `Tuning` as it gets on
     cost_model  what orders the plans of a kernel: "analytic", the fold over the Plan's tree; "tree" or "graph", a
                 network fitted to the file that tune_records names, which chooses among the plans that tuning would
                 measure. For the extra `learn` (docs/tuning.md)
+    without     changes of what is computed that are not made, which tuning measures: "splits" of long sums, "staging"
+                of operands
     packed      (name, Layout) pairs: how constants lie in a compiled model that shares them with this one. They lie so
                 here too where that is predicted to cost little, so that both may have one copy
     variants    how many sets of shapes a model with open dimensions keeps compiled at once
@@ -155,6 +159,7 @@ class Options:
     tune_records: Path | None = None
     tune_watch: Watch | None = field(default=None, compare=False, repr=False)
     cost_model: str = "analytic"
+    without: tuple[str, ...] = ()
     packed: tuple[tuple[str, Layout], ...] = ()
     variants: int = 8
     dump: Path | None = None
@@ -206,6 +211,8 @@ class Options:
         if self.is_believed and (self.tune_records is None or self.tune is not None):
             raise OptionError(f"cost_model='{self.cost_model}' is fitted to what was measured before: give it as "
                               "tune_records=, and leave tune out")  # fmt: skip
+        for name in self.without:
+            check_choice("what is in without", name, LEFT_OUT)
         check_whole_number("variants", self.variants, least=1)
 
     def _check_throughput(self) -> None:

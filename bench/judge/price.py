@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from tilewright.backend.seconds import price
@@ -21,7 +20,8 @@ from tilewright.schedule.planner import plan_seconds
 from tilewright.schedule.price import priced
 from tilewright.target import Target
 from tilewright.tile_graph.plan.form import Plan
-from tilewright.tune.records import Measurement, Records, read, read_program
+from tilewright.tune.reader import Reader
+from tilewright.tune.records import Records, read
 
 Predictor = Callable[[Program, Plan, Target], float | None]
 Prices = Mapping[str, float | None]  # microseconds by predictor
@@ -41,25 +41,6 @@ def by_fold(program: Program, plan: Plan, target: Target) -> float | None:
 PREDICTORS: Mapping[str, Predictor] = {"search": by_search, "fold": by_fold}
 
 
-@dataclass
-class Pricer:
-    """Prices the measurements of files; what is read once is kept."""
-
-    records: Records
-    _programs: dict[str, Program] = field(default_factory=dict)
-    _targets: dict[str, Target] = field(default_factory=dict)
-
-    def prices(self, measurement: Measurement) -> Prices:
-        digest, target = measurement.program, measurement.target
-        if digest not in self._programs:
-            self._programs[digest] = read_program(self.records.programs[digest])
-        if target not in self._targets:
-            self._targets[target] = self.records.targets[target].target()
-        plan = Plan.from_json(json.dumps(measurement.plan))
-        given = self._programs[digest], plan, self._targets[target]
-        return {name: _microseconds(predictor, *given) for name, predictor in PREDICTORS.items()}
-
-
 def _microseconds(predictor: Predictor, program: Program, plan: Plan, target: Target) -> float | None:
     try:
         seconds = predictor(program, plan, target)
@@ -76,8 +57,9 @@ def read_all(files: Iterable[Path]) -> Records:
 
 
 def all_prices(records: Records) -> list[Prices]:
-    pricer = Pricer(records)
-    return [pricer.prices(measurement) for measurement in records.measurements]
+    reader = Reader(records)  # what is read once is kept
+    given = map(reader.parts, records.measurements)
+    return [{name: _microseconds(predictor, *parts) for name, predictor in PREDICTORS.items()} for parts in given]
 
 
 def main(files: Sequence[str]) -> None:

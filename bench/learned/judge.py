@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import log2
+from statistics import fmean
 
 import numpy as np
 
@@ -17,6 +18,10 @@ _FOLDS = 5
 _MOST = 2.0  # doublings that a row may be off by, as the forest is told it
 _TOLD = ("time", "compute", "waits")  # and what begins with `moved`: what a forest that predicts alone is not told
 
+SAID = (
+    "DLBCM, x86: speedups of sequences of transformations over the plain program, 16% mean error.",
+    "LPM, TPU: better than a carefully made analytical model at choosing tiles and what to fuse.",
+)
 WAYS = ("fold", "corrected", "where better", "learned alone")
 
 
@@ -36,11 +41,13 @@ def report(rows: Sequence[Row], split: str, networks: bool = False) -> str:
         cells = [[kind, str(len(found["fold"][kind])), *(_cell(found[way][kind]) for way in ways)] for kind in kinds]
         header = ["rank, loss, near", "tasks", *ways]
         lines += [f"## {machine}, by {split}", "", *table(header, cells), ""]
+        errors = ", ".join(f"{way} {number_text(speedup_error(rows, own, prices[way]), '.0%')}" for way in ways)
+        lines += [f"mean error of speedups over a task's first plan: {errors}", ""]
         lines += [f"{way}, {kind}: {name} {was:.3f} to {now:.3f}, worse beyond noise"
                   for way in ways if way not in ("fold", "learned alone") for kind in kinds
                   for name, (was, now) in fallen(found["fold"][kind], found[way][kind]).items()]  # fmt: skip
         lines += [""]
-    return "\n".join(lines)
+    return "\n".join((*lines, *(SAID if networks else ())))
 
 
 def predictions(rows: Sequence[Row], split: str) -> dict[str, Array]:
@@ -130,6 +137,18 @@ def _of_tasks(rows: Sequence[Row], chosen: Sequence[int], prices: Array) -> Iter
     for places in tasks.values():
         measured = [rows[i].measured for i in places]
         yield measured[0].kind, task_figures(measured, [float(prices[i]) for i in places], factor)
+
+
+def speedup_error(rows: Sequence[Row], chosen: Sequence[int], prices: Array) -> float | None:
+    """By how much predicted speedups are off, as a part of those measured: of all plans of tasks but the first."""
+    first: dict[tuple[str, str], int] = {}
+    off = []
+    for i in chosen:
+        base = first.setdefault((rows[i].machine, rows[i].measured.task), i)
+        if base != i:
+            measured = rows[base].measured.microseconds / rows[i].measured.microseconds
+            off.append(abs(float(prices[base] / prices[i]) / measured - 1))
+    return fmean(off) if off else None
 
 
 def _cell(tasks: Sequence[TaskFigures]) -> str:

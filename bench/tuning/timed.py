@@ -32,7 +32,7 @@ def gain(paths: Mapping[str, Path], options: Options) -> int:
     for name, path in paths.items():
         model = planned(path, options)
         tuned = tune_plan(model.program, model.plan, model.target, options)
-        times = measured(model.program, (model.plan, tuned), model.target, options, _SECONDS)
+        times = measured(((model.program, model.plan), (model.program, tuned)), model.target, options, _SECONDS)
         if times is None:
             raise SystemExit(f"{name}: no process could be started to measure it once more")
         found = times.whole
@@ -70,7 +70,7 @@ def beside_itself(path: Path, options: Options, sittings: int) -> Changed:
         found.subjects += len(subjects)
         found.first += len(first)
         if first:
-            again = measured(model.program, (model.plan, model.plan), model.target, options, _SECONDS)
+            again = measured(((model.program, model.plan),) * 2, model.target, options, _SECONDS)
             found.again += 0 if again is None else len(_faster(again, first, Changed()))
     return found
 

@@ -191,8 +191,7 @@ def build(
                       memo.splits, _sizes(options), _terms_predictor(planned_for, options, memo),
                       _steps_predictor(planned_for, options, memo),
                       _rows_predictor(planned_for, options, memo))  # fmt: skip
-        staged = _staging_predictor(planned_for, options, memo)
-        program = run("staging", stage_operands, program, planned_for, staged)
+        program = run("staging", partial(_staged, options=options, memo=memo), program, planned_for)
         program = run("layout", choose_layouts, program, planned_for)
         plan, loops = settle(run, stages.results, program, planned_for, options, memo, tuner)
         if check is not None:
@@ -323,13 +322,13 @@ def _predictors(
         # the computes of a step, and what feeds a reduction, have their neighbours beside them
         return predicted(choose_layouts(program, target), target, options.schedule, memo)[0]
 
-    reduction = recurrence if options.schedule == "connected" else None
+    reduction = recurrence if options.schedule == "connected" and "splits" not in options.without else None
 
     def convolution(program: Program) -> float:
         # the sum as it stands may copy what the user hands over first; the order of everything else is ours
         if len(program.computes) > 1 or any(t in program.layouts for t in program.inputs):
             return alone(program)
-        staged = stage_operands(program, target, _staging_predictor(target, options, memo))
+        staged = _staged(program, target, options, memo)
         if not staged.staged:
             return alone(program)
         return min(alone(program), alone(choose_layouts(staged, target)))
@@ -393,8 +392,15 @@ def _predicted_part(
     convolutions, _, recurrences, reductions = _predictors(target, options, memo)
     ways = (convolutions, None, recurrences if steps is not None else None, reductions)
     chosen = choose_algorithms(part, target, *ways, memo.splits, _sizes(options), steps=steps)
-    staged = stage_operands(beside(chosen), target, _staging_predictor(target, options, memo))
+    staged = _staged(beside(chosen), target, options, memo)
     return predicted(choose_layouts(beside(staged), target), target, schedule, memo)
+
+
+def _staged(program: Program, target: Target, options: Options, memo: Memo) -> Program:
+    """With copies of operands, unless they are left out."""
+    if "staging" in options.without:
+        return program
+    return stage_operands(program, target, _staging_predictor(target, options, memo))
 
 
 def _staging_predictor(target: Target, options: Options, memo: Memo) -> Predict:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Container, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from tilewright.backend import backend_for
 from tilewright.errors import OptionError, TilewrightError, printable
 from tilewright.ir.forms.compute import Program
-from tilewright.learn.encode import Encoded, encoded
+from tilewright.learn.encode import Encoded, encoded, with_trees
 from tilewright.options import Options
 from tilewright.packages.stored import own_code
 from tilewright.runtime import Cache, content_key
@@ -23,7 +24,10 @@ from tilewright.schedule.planner import kernel_seconds
 from tilewright.target import Target
 from tilewright.tile_graph.plan.form import Plan
 from tilewright.tune.choices import Choice, apart, with_choices
-from tilewright.tune.records import Machine, RecordError, Records, read, read_program
+from tilewright.tune.known import with_records
+from tilewright.tune.parts import Part
+from tilewright.tune.reader import Reader
+from tilewright.tune.records import Machine, RecordError, Records, read
 from tilewright.tune.subjects import Model, Subject, Trial, find_subjects
 
 try:
@@ -55,7 +59,15 @@ def choose_plan(program: Program, plan: Plan, target: Target, options: Options) 
     kept = apart(choices, lambda choice: shares[id(choice.subject)] * (1 - choice.ratio))
     said = {name: f"chosen by the network '{learned.kind}': believed to take {c.ratio:.2f} of the best predicted"
             for c in kept for name in c.subject.tensors}  # fmt: skip
-    return with_choices(model, kept, said)
+    assert options.tune_records is not None  # options are checked
+    return with_records(program, with_choices(model, kept, said), target, options, read(options.tune_records),
+                        partial(_believed, learned, target))  # fmt: skip
+
+
+def _believed(learned: Learned, target: Target, part: Part) -> float | None:
+    """Seconds of a kernel, by the mean of what the networks say of its logarithm."""
+    kernels = _encoded(part.program, part.own, target)
+    return float(2.0 ** learned.log_seconds([kernels]).mean()) if kernels else None
 
 
 def _best(subject: Subject, learned: Learned) -> Choice | None:
@@ -126,15 +138,9 @@ def _samples(records: Records, machine: Machine, path: Path) -> list[Sample]:
 
 def samples_of(records: Records, targets: Container[str]) -> Iterator[Sample]:
     """Measured plans of these machines that the fold can price."""
-    programs: dict[str, Program] = {}
-    known: dict[str, Target] = {}
+    reader = Reader(records)
     for one in records.measurements:
-        if one.target not in targets:
-            continue
-        if one.program not in programs:
-            programs[one.program] = read_program(records.programs[one.program])
-        if one.target not in known:
-            known[one.target] = records.targets[one.target].target()
-        kernels = _encoded(programs[one.program], Plan.from_json(json.dumps(one.plan)), known[one.target])
-        if kernels:
+        told = reader.told(one) if one.target in targets else ()
+        if told:
+            kernels = with_trees(*reader.parts(one), told)
             yield Sample(f"{one.target} {one.task}", tuple(kernels), one.microseconds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -11,7 +11,7 @@ from tilewright.target import Target
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.plan.form import Leaf, Plan, Tile
 from tilewright.tile_graph.traffic.held import plan_nests
-from tilewright.tune.features import bits, features, leaf_numbers
+from tilewright.tune.features import Told, bits, features, leaf_numbers
 from tilewright.tune.kinds import work
 
 
@@ -29,8 +29,12 @@ class Encoded:
 
 def encoded(program: Program, plan: Plan, target: Target) -> list[Encoded]:
     """Of every kernel of a Plan that shares no launch."""
+    return with_trees(program, plan, target, features(program, plan, target))
+
+
+def with_trees(program: Program, plan: Plan, target: Target, told: Sequence[Told]) -> list[Encoded]:
+    """The same, of a Plan that the fold has priced."""
     computes = all_computes(program)
-    told = features(program, plan, target)
     return [_Kernel(kernel, computes, target).encoded(one.seconds, one.numbers)
             for kernel, one in zip(plan.kernels, told, strict=True)]  # fmt: skip
 

@@ -15,7 +15,9 @@ from tilewright.report.partition import parts_text
 
 WIDTH = 100
 _LABEL = 10
-_COLUMNS = ("kernel", "computes", "calls", "nests", "tile", "footprint", "streamed", "each", "all", "traffic")
+_OF_RECORDS = ("corrected", "measured")  # a call
+_COLUMNS = ("kernel", "computes", "calls", "nests", "tile", "footprint", "streamed", "each", "all", *_OF_RECORDS,
+            "traffic")  # fmt: skip
 
 
 def explain_text(artifact: Artifact, width: int | None = None, measured: Profile | None = None) -> str:
@@ -83,14 +85,15 @@ def _table(facts: dict[str, Any], width: int) -> list[str]:
         stream = f"by {k['stream']['block']}" if k["stream"] else "-"
         near = f"{size_text(k['footprint_bytes'])} {k['footprint_level']}" if k["footprint_bytes"] else "-"
         rows.append((k["name"], k["summary"], str(k["calls"]), str(len(k["nests"])), _tile_text(k),
-                     near, stream, *_times(k),
+                     near, stream, *_times(k), *map(_recorded, (k["corrected_us"], k["recorded_us"])),
                      size_text(k["traffic_bytes"])))  # fmt: skip
-    if not any(k["stream"] for k in facts["kernels"]):
-        head, rows = (*head[:6], *head[7:]), [(*r[:6], *r[7:]) for r in rows]
+    told = {"streamed": any(k["stream"] for k in facts["kernels"]), **dict.fromkeys(_OF_RECORDS, _has_records(facts))}
+    shown = [place for place, name in enumerate(head) if told.get(name, True)]
+    head, rows = tuple(head[i] for i in shown), [tuple(r[i] for i in shown) for r in rows]
     columns = [max(len(r[i]) for r in [head, *rows]) for i in range(len(head))]
     others = sum(columns) - columns[1] + 2 * (len(head) - 1)
     columns[1] = max(12, min(columns[1], width - others))
-    right = {2, 3, len(head) - 3, len(head) - 2, len(head) - 1}
+    right = {2, 3, *range(head.index("each"), len(head))}
 
     def line(cells: Sequence[str]) -> str:
         padded = [_short(c, columns[i], keep="start") if i == 1 else c for i, c in enumerate(cells)]
@@ -105,6 +108,14 @@ def _times(kernel: dict[str, Any]) -> tuple[str, str]:
     if kernel["launch"]:
         return f"in {kernel['launch']}", "-"
     return time_text(kernel["predicted_us"]), time_text(kernel["predicted_us_all_calls"])
+
+
+def _has_records(facts: dict[str, Any]) -> bool:
+    return any(k["corrected_us"] or k["recorded_us"] for k in facts["kernels"])
+
+
+def _recorded(microseconds: float | None) -> str:
+    return "-" if microseconds is None else time_text(microseconds)
 
 
 def _detail(kernel: dict[str, Any], facts: dict[str, Any], width: int) -> list[str]:
@@ -128,6 +139,11 @@ def _detail(kernel: dict[str, Any], facts: dict[str, Any], width: int) -> list[s
     if kernel["footprint_bytes"]:
         tile += f", {size_text(kernel['footprint_bytes'])} of intermediates at {kernel['footprint_level']}"
     lines += _wrapped("tile", tile, width)
+    told = {"corrected": kernel["corrected_us"], "measured": kernel["recorded_us"]}
+    known = [f"{word} {time_text(us)}" for word, us in told.items() if us is not None]
+    if known:
+        said = f"predicted {time_text(kernel['predicted_us'])}, {', '.join(known)} a call"
+        lines += _wrapped("records", said, width)
     if kernel["measured_us"] is not None:
         part = kernel["measured_us"] / max(kernel["predicted_us"], 1e-9)
         lines += _wrapped("measured", f"{time_text(kernel['measured_us'])} a call, {part:.2f} of predicted", width)

@@ -274,6 +274,8 @@ def _kernel_facts(
         "launch": row.launch,
         "predicted_us": round(1e6 * seconds[plan.name], 3),
         "predicted_us_all_calls": round(sum(1e6 * seconds[p.name] * model.repeats(p) for p in row.plans), 3),
+        "corrected_us": _known_us(plan.estimate.corrected),
+        "recorded_us": _known_us(plan.estimate.measured),
         "measured_us": None if measured is None else round(measured / row.calls, 3),
         "measured_us_all_calls": None if measured is None else round(measured, 3),
         "operations": kernel_operations(plan, nests, model.by_name),
@@ -299,6 +301,11 @@ def _kernel_facts(
         ],
         "reason": plan.estimate.reason,
     }  # fmt: skip
+
+
+def _known_us(seconds: float) -> float | None:
+    """A time of a call where records have one."""
+    return round(1e6 * seconds, 3) if seconds else None
 
 
 def _read_facts(nests: Sequence[Nest], model: ModelView) -> list[dict[str, Any]]:

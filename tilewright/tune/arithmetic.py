@@ -27,6 +27,13 @@ def sums_of_plan(plan: Plan, copies: Collection[str] = ()) -> Hashable:
     return tuple(sorted(leaves.items(), key=lambda item: item[0])), tuple(sorted(carried.items()))
 
 
+def sums_in_common(one: Plan, other: Plan) -> bool:
+    """Whether two plans, perhaps of two Programs, take those sums alike that both of them have."""
+    first, second = ({leaf.tensor: _sum_of(leaf) for kernel in plan.kernels for leaf in kernel.leaves}
+                     for plan in (one, other))  # fmt: skip
+    return all(first[name] == second[name] for name in first.keys() & second.keys())
+
+
 def _sum_of(leaf: Leaf) -> tuple[Hashable, ...]:
     """Whether vectors are used counts as well: functions of a vector and of a single number are not rounded alike."""
     along = tuple(axis for axis in leaf.order if axis.startswith("r"))

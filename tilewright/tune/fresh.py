@@ -31,12 +31,14 @@ with open(sys.argv[2], "wb") as file:
 """
 
 
+Planned = tuple[Program, Plan]
+
+
 def measured(
-    program: Program, plans: tuple[Plan, Plan], target: Target, options: Options, seconds: float,
-    most: float | None = None,
-) -> Times | None:  # fmt: skip
-    """None where no process can be started, or it could not do it; a TimeoutError where all of it takes longer than
-    `most` seconds."""
+    models: tuple[Planned, Planned], target: Target, options: Options, seconds: float, most: float | None = None
+) -> Times | None:
+    """Two plans, of one Program or of two with the same inputs and outputs. None where no process can be started, or it
+    could not do it; a TimeoutError where all of it takes longer than `most` seconds."""
     if not sys.executable or os.name != "posix":
         return None
     plain = replace(options, progress=None, tune_watch=None)
@@ -45,9 +47,9 @@ def measured(
         with given.open("wb") as file:
             pickle.dump(sys.path, file)
             # as texts: what a Program is made of holds functions, which do not cross
-            constants = {t.name: np.asarray(array) for t, array in program.constants.items()}
-            texts = (program_text(program), constants, [plan.to_json() for plan in plans], target.to_json())
-            pickle.dump((_sat, (*texts, plain, seconds)), file, pickle.HIGHEST_PROTOCOL)
+            texts = [(program_text(program), {t.name: np.asarray(array) for t, array in program.constants.items()},
+                      plan.to_json()) for program, plan in models]  # fmt: skip
+            pickle.dump((_sat, (texts, target.to_json(), plain, seconds)), file, pickle.HIGHEST_PROTOCOL)
         command = [sys.executable, "-P", "-c", _CHILD, str(given), str(found)]
         try:
             done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False,
@@ -61,12 +63,10 @@ def measured(
 
 
 def _sat(
-    text: str, constants: dict[str, np.ndarray], plans: list[str], target: str, options: Options, seconds: float
+    texts: list[tuple[str, dict[str, np.ndarray], str]], target: str, options: Options, seconds: float
 ) -> Times:
-    program = parse_program(text, constants)
-    builder = Builder(program, from_json(target), options)
-    first, second = map(Plan.from_json, plans)
-    with builder.built(first) as own, builder.built(second) as other:
-        return sat(program, own, other, seconds)
-
-
+    programs = [parse_program(text, constants) for text, constants, _ in texts]
+    plans = [Plan.from_json(plan) for _, _, plan in texts]
+    builders = [Builder(program, from_json(target), options) for program in programs]
+    with builders[0].built(plans[0]) as own, builders[1].built(plans[1]) as other:
+        return sat(programs[0], own, other, seconds)

@@ -72,13 +72,14 @@ class Log:
         given = options.tune_records
         self.path = given if given is not None else options.cache_dir / FOLDER / f"{self.key[:32]}{SUFFIX}"
         self.known: dict[str, dict[str, tuple[Measurement, Outcome | None]]] = {}
-        self._take(read(self.path) if self.path.is_file() else self._nothing(options))
+        if options.tune is None and not self.path.is_file():
+            raise RecordError(f"there is no file {self.path} of records; with tune='2m' it is written")
+        self._take(self.records())
         self._writer: Writer | None = None
 
-    def _nothing(self, options: Options) -> Records:
-        if options.tune is None:
-            raise RecordError(f"there is no file {self.path} of records; with tune='2m' it is written")
-        return Records()
+    def records(self) -> Records:
+        """All that the file has by now."""
+        return read(self.path) if self.path.is_file() else Records()
 
     def _kept(self) -> State:
         found = self.cache.get(self.key)

@@ -6,13 +6,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from tilewright.backend import backend_for
 from tilewright.backend.cpu.kernel.variants import in_one_tile
 from tilewright.errors import InternalError
 from tilewright.ir.forms.compute import Program
 from tilewright.schedule.planner import make_plan
+from tilewright.schedule.tree import in_tree
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.memo import Memo
-from tilewright.tile_graph.plan.form import Plan
+from tilewright.tile_graph.plan.form import Plan, Tile
+from tilewright.tune.parts import Part, bare
 
 _FACTOR = 8.0  # by which a machine that leans another way is faster or slower in one thing
 
@@ -47,6 +50,16 @@ def joins(program: Program, target: Target) -> Iterator[Plan]:
 def apart(program: Program, target: Target) -> Iterator[Plan]:
     """The plan in which every kernel is started by itself."""
     yield from _planned(program, target, Memo(), whole=False)
+
+
+def together(part: Part, whole: Plan, target: Target) -> Iterator[Plan]:
+    """The part's kernels in one launch, those first that take longest, as `whole` predicts them."""
+    by_name = {kernel.name: kernel for kernel in whole.kernels}
+    longest_first = sorted((by_name[name] for name in part.kernels), key=lambda k: -k.estimate.seconds)
+    kernels = backend_for(target).share_launch(longest_first, target)
+    if kernels is not None:
+        launch = Tile(target.main.name, body=kernels, runs="together")
+        yield bare(replace(part.own, body=in_tree([launch], part.program, target)))
 
 
 def _planned(program: Program, target: Target, memo: Memo, schedule: str = "connected", streaming: str = "auto",

@@ -4,7 +4,7 @@ they may be is made when it is asked for, and is a plan that can be lowered."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import zip_longest
@@ -13,31 +13,19 @@ from tilewright.backend import backend_for
 from tilewright.backend.cpu.kernel.variants import Variants, shared_constants
 from tilewright.errors import InternalError, printable
 from tilewright.ir.forms.compute import Program, all_computes
-from tilewright.ir.forms.tensor import Tensor
 from tilewright.lower.program import lower_program
 from tilewright.schedule.policies import Kernels, policy_plans
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.nest import Nest
-from tilewright.tile_graph.algebra.signature import signature
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Leaf, Plan, Tile
 from tilewright.tile_graph.traffic.held import plan_nests
 from tilewright.tune.arithmetic import sums_of, sums_of_plan
 from tilewright.tune.groups import Group, find_groups
 from tilewright.tune.kinds import kind_of_nests
-from tilewright.tune.parts import (
-    Edit,
-    Part,
-    bare,
-    feeders_of,
-    kernels_of,
-    part_of,
-    plan_key,
-    renamed,
-    replaced,
-    units_of,
-)
-from tilewright.tune.structures import apart, joins, structures
+from tilewright.tune.pairs import Surroundings, beside, launches, neighbours
+from tilewright.tune.parts import Edit, Part, bare, kernels_of, part_of, plan_key, renamed, replaced, units_of
+from tilewright.tune.structures import apart, joins, structures, together
 
 _LOG = logging.getLogger("tilewright")
 _OVER = object()
@@ -63,6 +51,10 @@ class Model:
     def shared(self) -> frozenset[str]:
         """Constants that several kernels read: they stay as they lie."""
         return frozenset(t.name for t in shared_constants(self.program, self.plan))
+
+    @property
+    def surroundings(self) -> Surroundings:
+        return Surroundings(self.program, self.plan, self.target, self.nests, self.shared)
 
     def part(self, kernels: Sequence[str]) -> Part:
         return part_of(self.program, self.plan, kernels, self.target)
@@ -124,6 +116,11 @@ class Subject:
         self.met.add(key)
         return self.trial(plan)
 
+    def keeps_sums(self, plan: Plan) -> bool:
+        """Whether a plan of the part takes all sums in the same order."""
+        copies = {t.name for t in self.part.program.staged}
+        return sums_of_plan(plan, copies) == sums_of_plan(self.part.own, copies)
+
     def trial(self, plan: Plan) -> Trial | None:
         """With this plan of the part; None where constants that other kernels read would lie otherwise, or sums be
         taken in another order though that is not asked for."""
@@ -131,8 +128,7 @@ class Subject:
         constants = {t.name for t in self.part.program.constants}
         if any(own.get(name) != wanted.get(name) for name in constants & self.model.shared):
             return None
-        copies = {t.name for t in self.part.program.staged}
-        if not self.model.arithmetic and sums_of_plan(plan, copies) != sums_of_plan(self.part.own, copies):
+        if not self.model.arithmetic and not self.keeps_sums(plan):
             return None
         edits = list(_edits(self.part, plan, constants))
         for part, names in self.others:
@@ -159,7 +155,7 @@ def _stored(plan: Plan) -> list[list[list[str]]]:
 
 
 def find_subjects(model: Model) -> Iterator[Subject]:
-    """Kernels, then kernels that share a launch, then neighbours."""
+    """Kernels, then kernels that share a launch, then neighbours, then kernels that may share a launch."""
     groups = find_groups(model.program, model.plan, model.target)
     groups.sort(key=lambda group: -group.own.estimate.seconds * len(group.members))
     for group in groups:
@@ -168,15 +164,21 @@ def find_subjects(model: Model) -> Iterator[Subject]:
         if found is not None:
             found.plans = _in_turn(_variants(found, group), _structures(found))
             yield found
-    for members in _launches(model):
+    for members in launches(model.surroundings):
         found = _subject(model, members)
         if found is not None:
             found.plans = _fitting(found, apart(found.part.program, model.target))
             yield found
-    for members in _neighbours(groups, model):
+    alone = {model.plan.kernels[place].name for group in groups for place in group.members}
+    for members in neighbours(model.surroundings, alone):
         found = _subject(model, members)
         if found is not None:
             found.plans = _joined(found)
+            yield found
+    for members in beside(model.surroundings, alone):
+        found = _subject(model, members)
+        if found is not None:
+            found.plans = _fitting(found, together(found.part, model.plan, model.target))
             yield found
 
 
@@ -268,60 +270,6 @@ def _fitting(subject: Subject, plans: Iterator[Plan]) -> Iterator[Plan | None]:
         seconds = sum(kernel.estimate.seconds for kernel in plan.kernels)
         fits = (not seconds or seconds <= limit) and why_illegal(part, plan, model.target) is None
         yield bare(replace(plan, target=part.own.target, schedule=part.own.schedule)) if fits else None
-
-
-def _launches(model: Model) -> Iterator[list[list[str]]]:
-    """Kernels that are started together, equal launches as one."""
-    found: dict[Hashable, list[list[str]]] = {}
-    about = _about(model)
-    for unit in units_of(model.plan):
-        if unit.is_launch:
-            names = [kernel.name for kernel in kernels_of(unit)]
-            key = signature([nest for name in names for nest in model.nests[name]], about)
-            found.setdefault((len(names), key), []).append(names)
-    yield from found.values()
-
-
-def _about(model: Model) -> Callable[[Tensor], Hashable]:
-    """What tells tensors of equal kernels apart."""
-    layouts = dict(model.plan.layouts)
-
-    def about(t: Tensor) -> Hashable:
-        kept = t.name if t.name in model.shared else t in model.program.constants
-        return (layouts.get(t.name), kept)
-
-    return about
-
-
-def _neighbours(groups: Sequence[Group], model: Model) -> Iterator[list[list[str]]]:
-    """Kernels of which the second reads from the first, equal pairs together, no kernel in two of them."""
-    plan = model.plan
-    alone = {plan.kernels[place].name for group in groups for place in group.members}
-    units = units_of(plan)
-    feeders = feeders_of(units, model.program)
-    about = _about(model)
-    found: dict[Hashable, list[list[str]]] = {}
-    for number, reader in enumerate(units):
-        for place in sorted(feeders[number]):
-            pair = [units[place].name, reader.name]
-            # what lies between two would wait for both
-            between = any(place in _before(other, feeders) for other in feeders[number] - {place})
-            if between or not alone.issuperset(pair):
-                continue
-            key = signature([nest for name in pair for nest in model.nests[name]], about)
-            if {name for other in found.get(key, []) for name in other}.isdisjoint(pair):
-                found.setdefault(key, []).append(pair)
-    yield from found.values()
-
-
-def _before(unit: int, feeders: Sequence[frozenset[int]]) -> set[int]:
-    """All that a unit waits for, itself among it."""
-    found, waiting = {unit}, [unit]
-    while waiting:
-        new = feeders[waiting.pop()] - found
-        found |= new
-        waiting += new
-    return found
 
 
 def _in_turn(one: Iterator[Plan | None], other: Iterator[Plan | None]) -> Iterator[Plan | None]:

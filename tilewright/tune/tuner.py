@@ -24,6 +24,7 @@ from tilewright.tune.choices import Choice, apart, with_choices
 from tilewright.tune.families import Beliefs, Key, change, family, unchanged
 from tilewright.tune.features import Told, features
 from tilewright.tune.fresh import measured
+from tilewright.tune.known import with_records
 from tilewright.tune.log import Log, Outcome
 from tilewright.tune.models import Builder, Built, Times, calls_within, profiled, sat
 from tilewright.tune.parts import edited
@@ -49,12 +50,12 @@ def tune_plan(program: Program, plan: Plan, target: Target, options: Options) ->
     """The plan with what measured faster; what was measured before is not again."""
     model = Model(program, plan, target, options.tune_arithmetic)
     try:
-        if options.tune is None:
-            return _as_recorded(model, Log(program, plan, target, options))
         unable = backend_for(target).untunable(target)
-        if unable is not None:
+        if options.tune is not None and unable is not None:
             raise OptionError(f"tuning measures, and target '{target.name}' cannot: {unable}; or leave out tune")
-        return _Tuner(model, options, Log(program, plan, target, options)).tuned()
+        log = Log(program, plan, target, options)
+        chosen = _as_recorded(model, log) if options.tune is None else _Tuner(model, options, log).tuned()
+        return with_records(program, chosen, target, options, log.records())
     except (CacheError, ToolchainError) as error:
         raise ToolError(str(error)) from error
 
@@ -67,8 +68,7 @@ def _as_recorded(model: Model, log: Log) -> Plan:
     kept = apart(chosen, lambda choice: 1 - choice.ratio)
     if not kept:
         _LOG.warning("%s", printable(f"{log.path} has no faster plan of this model's kernels: the planner's own stay"))
-    said = {name: f"as {log.path.name} has it: {1 / c.ratio:.2f} times as fast as the best predicted"
-            for c in kept for name in c.subject.tensors}  # fmt: skip
+    said = {name: f"as {log.path.name} has it: {c.said}" for c in kept for name in c.subject.tensors}
     return with_choices(model, kept, said)
 
 
@@ -366,8 +366,7 @@ class _Tuner:
         told = {name: f"tuned: the best predicted stays, {1 + self.log.count(turn.subject.part)} plans measured"
                 for turn in self.turns for name in turn.subject.tensors}  # fmt: skip
         for choice in kept:
-            said = (f"tuned: {1 / choice.ratio:.2f} times as fast as the best predicted, "
-                    f"{1 + self.log.count(choice.subject.part)} plans measured")  # fmt: skip
+            said = f"tuned: {choice.said}, {1 + self.log.count(choice.subject.part)} plans measured"
             told.update(dict.fromkeys(choice.subject.tensors, said))
         plan = with_choices(self.model, kept, told)
         state.plan, state.told = (plan.to_json() if kept else None), told
@@ -402,7 +401,8 @@ class _Tuner:
         model = self.model
         most = max(seconds, self.left + _OVERTIME * self.whole)
         try:
-            times = measured(model.program, (model.plan, plan), model.target, self.options, seconds, most)
+            models = (model.program, model.plan), (model.program, plan)
+            times = measured(models, model.target, self.options, seconds, most)
         except TimeoutError:
             return None
         if times is not None:

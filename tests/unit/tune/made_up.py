@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from tilewright.tile_graph.plan.form import Plan, Tile
-from tilewright.tune import tuner
+from tilewright.tune import forms, tuner
+from tilewright.tune.fresh import Planned
 from tilewright.tune.groups import calls_of
 from tilewright.tune.models import Builder, Built, Times
 
@@ -44,7 +45,7 @@ class MadeUp:
             if self.interrupted_after is not None and self.sittings > self.interrupted_after:
                 raise KeyboardInterrupt
             self.sittings += 1
-            return self._times(_program, own, other)
+            return self._times(own, other, _program)
 
         made_up = self
 
@@ -54,19 +55,20 @@ class MadeUp:
             meanwhile()
             yield Built(plan, self.lowered(plan), _Answering(made_up.answer(plan)))
 
-        def measured(program: Any, plans: tuple[Plan, Plan], target: Any, options: Any, *_seconds: float) -> Times:
+        def measured(models: tuple[Planned, Planned], target: Any, options: Any, *_seconds: float) -> Times:
             self.again += 1
-            builder = Builder(program, target, options)
-            own, other = (Built(plan, builder.lowered(plan), None) for plan in plans)
-            return self._times(program, own, other)
+            builders = [Builder(program, target, options) for program, _ in models]
+            own, other = (Built(plan, b.lowered(plan), None) for b, (_, plan) in zip(builders, models, strict=True))
+            return self._times(own, other, *(program for program, _ in models))
 
         def profiled(program: Any, own: Built, _seconds: float) -> tuple[np.ndarray, float]:
-            return self._times(program, own, own).anchors[0], 1e-4
+            return self._times(own, own, program).anchors[0], 1e-4
 
         monkeypatch.setattr(Builder, "built", built)
-        monkeypatch.setattr(tuner, "sat", sat)
-        monkeypatch.setattr(tuner, "profiled", profiled)
-        monkeypatch.setattr(tuner, "measured", measured)
+        for place in (tuner, forms):
+            monkeypatch.setattr(place, "sat", sat)
+            monkeypatch.setattr(place, "profiled", profiled)
+            monkeypatch.setattr(place, "measured", measured)
 
     def refuse(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """From now on nothing may be built."""
@@ -76,13 +78,14 @@ class MadeUp:
 
         monkeypatch.setattr(Builder, "built", built)
 
-    def _times(self, program: Any, own: Built, other: Built) -> Times:
+    def _times(self, own: Built, other: Built, program: Any, others: Any = None) -> Times:
+        """`others` is the Program of the other, where it has one of its own."""
         rng = np.random.default_rng(self.sittings)
 
-        def rows(model: Built, count: int) -> np.ndarray:
+        def rows(model: Built, count: int, program: Any) -> np.ndarray:
             seconds = np.full(len(model.loops.calls), 1e-6)
             for kernel in model.plan.kernels:
                 seconds[calls_of([kernel], program, model.loops)] = self.seconds(kernel)
             return seconds * np.exp(self.noise * rng.standard_normal((count, len(seconds))))
 
-        return Times(rows(own, ROUNDS + 1), rows(other, ROUNDS))
+        return Times(rows(own, ROUNDS + 1, program), rows(other, ROUNDS, others or program))

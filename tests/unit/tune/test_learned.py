@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bench.learned.forest import UNIT, Split, fitted
-from bench.learned.judge import predictions
+from bench.learned.judge import predictions, speedup_error
 from bench.learned.rows import Row
 from bench.tuning.families import WAYS, Known, trials_needed
 from tilewright.tune.families import CHANGES
@@ -52,6 +52,20 @@ def test_a_correction_is_taken_where_it_was_better(is_wrong: bool) -> None:
     is_map = np.array([row.measured.kind == "map" for row in rows])
     np.testing.assert_array_equal(found["where better"][~is_map], found["fold"][~is_map])
     assert np.array_equal(found["where better"][is_map], found["fold"][is_map]) == (not is_wrong)
+
+
+def test_errors_of_speedups_are_over_the_first_plan_of_a_task() -> None:
+    """What is the same for all plans of a task is no error."""
+    tasks = {"one": (8.0, 4.0, 2.0), "other": (3.0, 3.0), "single": (1.0,)}
+    rows = [Row(measured(task, "map", us), "one", (told("map", us, 1),)) for task, all_us in tasks.items()
+            for us in all_us]  # fmt: skip
+    everything = range(len(rows))
+    right = np.array([row.measured.microseconds for row in rows])
+    assert speedup_error(rows, everything, 7 * right) == 0
+    wrong = right.copy()
+    wrong[1] /= 1.5
+    assert speedup_error(rows, everything, wrong) == pytest.approx(0.5 / 3)
+    assert speedup_error(rows, [5], right) is None
 
 
 def test_beliefs_save_trials() -> None:

@@ -14,24 +14,28 @@ import pytest
 from onnx import ModelProto
 
 import tilewright
+from bench.learned.rows import rows_of
 from tests.cpu_stages import CPU, model_of, programs
 from tilewright import Options
 from tilewright.backend import backend_for
 from tilewright.errors import OptionError
+from tilewright.ir.forms.compute import Program
 from tilewright.learn import choose
 from tilewright.learn.encode import Encoded, encoded
 from tilewright.schedule.planner import make_plan
-from tilewright.target import machine
+from tilewright.target import Target, machine
 from tilewright.tile_graph.plan.form import Plan
+from tilewright.tune import features as features_of
 from tilewright.tune.choices import with_choices
 from tilewright.tune.features import features
-from tilewright.tune.records import Anchor, Machine, Measurement, RecordError, Writer, digest
+from tilewright.tune.records import Anchor, Machine, Measurement, RecordError, Writer, digest, read
 from tilewright.tune.subjects import Model, find_subjects
 
 pytest.importorskip("torch", reason="networks need torch, an extra")
 
 from tilewright.learn.fit import Learned, Sample, fitted
 
+N1 = machine("neoverse_n1")
 RNG = np.random.default_rng(5)
 
 
@@ -124,6 +128,7 @@ def test_a_model_is_compiled_by_what_a_network_believes(
         chosen.extend(choices)
         return with_choices(model, choices, said)
 
+    (tmp_path / "a.twr").write_text("")
     monkeypatch.setattr(choose, "learned_from", lambda *_: SmallTiles())
     monkeypatch.setattr(choose, "with_choices", kept)
     made = tilewright.compile(model, options=options.override(cost_model="tree", tune_records=tmp_path / "a.twr"))
@@ -138,12 +143,8 @@ def test_a_model_is_compiled_by_what_a_network_believes(
     np.testing.assert_array_equal(made(x)[0], tilewright.compile(model, options=options)(x)[0])
 
 
-def test_a_network_is_fitted_once_to_records(
-    tmp_path: Path, fresh_cache: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "model.twr"
-    options = Options(cache_dir=fresh_cache(tmp_path / "cache"), threads=1, cost_model="graph", tune_records=file)
-    target = machine("cpu", cache_dir=options.cache_dir)
+def recorded(file: Path, options: Options, target: Target) -> tuple[Program, int]:
+    """A file of made-up records of a small model's plans: the model, and how many there are."""
     program = programs(small(), target)["layout"]
     measuring = backend_for(target).measuring(target, options)
     here = Machine.of(target, measuring.processor, measuring.microarchitecture)
@@ -157,6 +158,31 @@ def test_a_network_is_fitted_once_to_records(
             )  # fmt: skip
             writer.append(told, subject.part.text, here)
             count += 1
+    return program, count
+
+
+def test_records_are_priced_once_for_all_that_learn_from_them(
+    tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, count = recorded(tmp_path / "a.twr", Options(cache_dir=kernel_cache, threads=1), N1)
+    records = read(tmp_path / "a.twr")
+    priced: list[object] = []
+    price = features_of.price
+    monkeypatch.setattr(features_of, "price", lambda *given: priced.append(given) or price(*given))
+    rows = rows_of(records, has_trees=True)
+    assert len(rows) == len(priced) == count
+    samples = list(choose.samples_of(records, set(records.targets)))
+    assert [s.kernels for s in samples] == [row.trees for row in rows]
+    assert [row.predicted for row in rows] == [1e6 * sum(k.seconds for k in row.trees) for row in rows]
+
+
+def test_a_network_is_fitted_once_to_records(
+    tmp_path: Path, fresh_cache: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "model.twr"
+    options = Options(cache_dir=fresh_cache(tmp_path / "cache"), threads=1, cost_model="graph", tune_records=file)
+    target = machine("cpu", cache_dir=options.cache_dir)
+    program, count = recorded(file, options, target)
     monkeypatch.setattr(choose, "_FEWEST", count)
     monkeypatch.setattr(choose, "fitted", partial(fitted, members=1))
     learned = choose.learned_from(options, target)

@@ -26,6 +26,7 @@ from tilewright.target import machine
 from tilewright.tile_graph.plan.form import Estimate, Plan, Tile
 from tilewright.tune import timing, tuner
 from tilewright.tune.arithmetic import order_of_sums, sums_of_plan
+from tilewright.tune.choices import Choice
 from tilewright.tune.fresh import measured
 from tilewright.tune.groups import calls_of, find_groups, with_choices
 from tilewright.tune.log import stored
@@ -200,7 +201,7 @@ def test_a_wrong_answer_never_wins(
 def test_a_process_of_its_own_measures_two_plans(model: ModelProto, kernel_cache: Path) -> None:
     program = programs(model)["layout"]
     plans = make_plan(program, CPU, "register"), make_plan(program, CPU, "none")
-    times = measured(program, plans, CPU, options(kernel_cache, tune=1.0, threads=1), 0.1)
+    times = measured(((program, plans[0]), (program, plans[1])), CPU, options(kernel_cache, tune=1.0, threads=1), 0.1)
     assert times is not None and len(times.anchors) == len(times.taken) + 1
     assert times.anchors.shape[1] == len(plans[0].kernels) < len(plans[1].kernels) == times.taken.shape[1]
 
@@ -304,7 +305,9 @@ def test_sums_keep_their_order_unless_asked(model: ModelProto) -> None:
             for _ in range(6):
                 trial = subject.following(lambda _: False)
                 if trial is not None:
-                    orders.setdefault(arithmetic, set()).add(sums_of_plan(trial.plan) == own)
+                    is_same = sums_of_plan(trial.plan) == own
+                    orders.setdefault(arithmetic, set()).add(is_same)
+                    assert ("sums in another order" in Choice(subject, trial, 0.5).said) != is_same
     assert orders == {False: {True}, True: {True, False}}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -20,11 +21,13 @@ from tilewright.examples import mobilenet
 from tilewright.frontend.onnx.model import load
 from tilewright.lower.program import lower_program
 from tilewright.options import Options
+from tilewright.schedule.tree import in_tree
 from tilewright.target import machine
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Tile
 from tilewright.tune.arithmetic import sums_of_plan
 from tilewright.tune.groups import find_groups, with_choices
+from tilewright.tune.pairs import beside
 from tilewright.tune.parts import edited, kernels_of, units_of
 from tilewright.tune.subjects import Model, find_subjects
 
@@ -112,6 +115,30 @@ def test_launches_that_kernels_share_are_tried_apart() -> None:
     assert trial is not None and Checked(model).why_illegal(trial) is None
     other = edited(made.program, made.plan, target, trial.edits)
     assert len(other.kernels) == len(made.plan.kernels) and not any(unit.is_launch for unit in units_of(other))
+
+
+def test_kernels_that_wait_for_nothing_of_each_other_are_tried_in_one_launch() -> None:
+    steps = [("Softmax", ["x"], "y", {"axis": 1}), ("Tanh", ["z"], "t", {}), ("Softmax", ["t"], "u", {"axis": 0})]
+    proto = model_of(steps, {"x": (64, 48), "z": (96, 40)}, {"y": (64, 48), "u": (96, 40)}, {})
+    target = machine("h200")
+    made = build(load(proto, {}), target, Options(target="h200", stop_after="plan"))
+    assert made.program is not None and made.plan is not None
+    kernels = [kernel for unit in units_of(made.plan) for kernel in kernels_of(unit)]
+    apart = replace(made.plan, body=in_tree(kernels, made.program, target))  # as if that had been predicted to pay
+    assert not any(unit.is_launch for unit in units_of(apart))
+    model = Model(made.program, apart, target, arithmetic=False)
+    (subject,) = [s for s in find_subjects(model) if len(s.kernels) == 2]
+    trial = subject.following(lambda _: False)
+    assert trial is not None and Checked(model).why_illegal(trial) is None
+    other = edited(made.program, apart, target, trial.edits)
+    (shared,) = [unit for unit in units_of(other) if unit.is_launch]
+    assert {k.leaves for k in kernels_of(shared)} == {k.leaves for k in apart.kernels}
+    first, second = ("Softmax", ["x"], "y", {"axis": 1}), ("Softmax", ["y"], "u", {"axis": 0})
+    chain = model_of([first, second], {"x": (64, 48)}, {"y": (64, 48), "u": (64, 48)}, {})
+    waits = build(load(chain, {}), target, Options(target="h200", schedule="register", stop_after="plan"))
+    assert waits.program is not None and waits.plan is not None and len(waits.plan.kernels) > 1
+    model = Model(waits.program, waits.plan, target, arithmetic=False)
+    assert not list(beside(model.surroundings, {k.name for k in waits.plan.kernels}))
 
 
 MODELS = ("tokens", "mobilenet", "vit_s32", "swin_t", "lstm", "unet")

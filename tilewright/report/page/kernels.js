@@ -61,6 +61,8 @@ function inside(k) {
     h("div", { class: "facts" },
       fact("result", h("code", {}, `${k.root} [${k.root_shape.join(", ")}]`)),
       fact("predicted, a call", k.launch ? `in the launch of ${k.launch}` : time(k.predicted_us)),
+      fact("corrected by records, a call", k.corrected_us == null ? null : time(k.corrected_us)),
+      fact("measured in records, a call", k.recorded_us == null ? null : time(k.recorded_us)),
       fact("measured, a call", k.measured_us == null ? null : time(k.measured_us) + ratio),
       ...traffic,
       fact("its tensors once, by its loops", k.counted_bytes == null ? null : size(k.counted_bytes)),

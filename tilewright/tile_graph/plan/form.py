@@ -154,6 +154,8 @@ class Estimate:
     footprint: int = 0  # bytes at the Tile's level
     reason: str = ""
     busy: float = 0.0  # of the seconds, those that are left if nothing waits: others may run meanwhile; 0: not known
+    corrected: float = 0.0  # the seconds, as records of other kernels correct them; 0: there are none
+    measured: float = 0.0  # seconds that records have of it; 0: they have none
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,9 @@ def _tile(tile: Tile, indent: str) -> Iterator[str]:
             yield f"{inside}barrier of all {node.scope}"
     about = tile.estimate
     if about.seconds:
-        yield f"{inside}predicted {1e6 * about.seconds:.1f} us, footprint {about.footprint} B"
+        known = (("corrected", about.corrected), ("measured", about.measured))
+        more = "".join(f", {word} {1e6 * seconds:.1f} us" for word, seconds in known if seconds)
+        yield f"{inside}predicted {1e6 * about.seconds:.1f} us{more}, footprint {about.footprint} B"
     if about.reason:
         yield f"{inside}because {about.reason}"
 
