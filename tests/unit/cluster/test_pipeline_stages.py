@@ -102,9 +102,9 @@ def every_split(count: int, layers: range, first: int = 0) -> Iterator[dict[int,
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("is_bound", [False, True])
 def test_even_stages_are_those_of_brute_force(seed: int, is_bound: bool) -> None:
-    """The quickest within a bound on what a rank holds; without one, those that hold an even share, if there are such
-    and they are not much slower. A weight that two layers read is held once by one that has both, and what is large
-    may be shared by all."""
+    """The quickest within a bound on what a rank holds, or within an even share; where there are none, those with about
+    the least product of seconds and of what a rank holds. A weight that two layers read is held once by one that has
+    both, and what is large may be shared by all."""
     rng = np.random.default_rng([seed, 11])
     layers, count = int(rng.integers(4, 8)), int(rng.integers(2, 4))
     work, held, passing = rng.integers(1, 20, layers), 2.0 ** rng.integers(2, 6, layers), float(rng.uniform(0, 5))
@@ -154,21 +154,23 @@ def test_even_stages_are_those_of_brute_force(seed: int, is_bound: bool) -> None
     every_one = [(*told(split, each), worth(split)) for each in options for split in every_split(count, range(layers))]
     even = min((seconds * more for seconds, size, more in every_one if size <= room), default=inf)
     parts = 1 << 30  # so many that only the slowest rank counts
-    found = even_stages(runs(), sharing, count, parts, room if is_bound else inf)
-    if found is None:
+    answer = even_stages(runs(), sharing, count, parts, room if is_bound else inf)
+    if answer is None:
         assert is_bound and even == inf
         return
+    found = answer.split
     shared = sharing(frozenset(n for n, group in enumerate(found.groups) if group is None))
     own = [[n for n, group in enumerate(found.groups) if group == each] for each in range(count)]
     seconds, most = found.seconds / parts, shared.held + max(map(size_of, own))
     if not shared.layers:
         split = {n: group for group, each in enumerate(own) for n in each}
         assert (seconds, most) == pytest.approx(told(split, shared))
-    if is_bound:
+    if even < inf:
         assert most <= room and seconds <= even * (1 + 1e-6)
-        return
-    least = min(s * max(z, share) for s, z, _ in every_one)
-    assert (most <= share and seconds <= even * (1 + 1e-6)) or seconds * max(most, share) <= 1.32 * least
+    else:
+        assert seconds * max(most, share) <= 1.32 * min(s * max(z, share) for s, z, _ in every_one)
+    if answer.quicker is not None:
+        assert answer.quicker.seconds * 1.5 < found.seconds and answer.quicker.room > room
 
 
 def test_one_batch_in_many_parts_wants_even_stages() -> None:
@@ -188,10 +190,9 @@ def test_a_pipeline_gives_what_one_process_gives(mesh: dict[str, int]) -> None:
     """Each stage has about half of the weights, what passes is sent, and results come back to the first rank."""
     pytest.importorskip("scipy", reason="integer programs are scipy's")
     sharded = share_out(program_of(attention_block()), cluster(2e9, 5e-5, **mesh), ["tp"], "pp")
-    assert {stage.ranks for stage in sharded.stages} == {range(1), range(1, 2)} if "tp" not in mesh else \
-        {range(2), range(2, 4)}
+    assert {rank for stage in sharded.stages for rank in stage.ranks} == set(range(2 * mesh.get("tp", 1)))
     assert exchanged(sharded)["send"] >= 1
-    agrees(sharded, 0.7 / mesh.get("tp", 1))
+    agrees(sharded, 1.05 / 2 / mesh.get("tp", 1))
 
 
 def residual_blocks(blocks: int, levels: int = 3, width: int = 8, side: int = 16) -> ModelProto:

@@ -41,20 +41,28 @@ class Shared:
 
 
 class Split(NamedTuple):
-    """By layer which of the groups has it, None where all ranks share it; and the seconds of a batch in all its
-    parts."""
+    """By layer which of the groups has it, None where all ranks share it; the seconds of a batch in all its parts, and
+    the bytes that a rank may hold for that."""
 
     groups: tuple[int | None, ...]
     seconds: float
+    room: float
+
+
+class Found(NamedTuple):
+    """A split, and one that is much quicker, where a rank may hold more than its share for that."""
+
+    split: Split
+    quicker: Split | None = None
 
 
 def even_stages(
     alone: Runs, sharing: Callable[[AbstractSet[int]], Shared], count: int, parts: int = 1, most: float = inf
-) -> Split | None:
+) -> Found | None:
     """The quickest split between `count` groups, for a batch in so many parts, in which no rank holds more than `most`;
-    where nothing is said, than about an even share, unless others are much quicker: then one with the least product of
-    seconds and of what a rank may hold. None where none will do. `sharing` tells what it is to share some layers out to
-    all ranks."""
+    where nothing is said, than about an even share, if that is possible: else one with the least product of seconds and
+    of what a rank may hold. None where none will do. `sharing` tells what it is to share some layers out to all
+    ranks."""
     layers = len(alone.held) - 1
     if layers < count:
         return None
@@ -64,15 +72,20 @@ def even_stages(
     search = _Search([sharing(frozenset(each)) for each in _shared_layers(alone, count, enough)], count, parts)
     even = search.quickest(enough)
     if most < inf or (even is not None and even.seconds <= STAGES_WORTH * search.least):
-        return even
-    best, cost = None, inf
+        return None if even is None else Found(even)
+    other: Split | None = None
     room = enough
-    while room < LESS_EVEN * max(whole, enough) and search.least * room < cost:
+    while room < LESS_EVEN * max(whole, enough) and search.least * room < _product(other):
         room *= LESS_EVEN
         found = search.quickest(room)
-        if found is not None and found.seconds * room < cost:
-            best, cost = found, found.seconds * room
-    return even if even is not None and (best is None or even.seconds <= STAGES_WORTH * best.seconds) else best
+        other = found if _product(found) < _product(other) else other
+    if even is None or other is None:
+        return None if other is None else Found(other)
+    return Found(even, other if even.seconds > STAGES_WORTH * other.seconds else None)
+
+
+def _product(split: Split | None) -> float:
+    return inf if split is None else split.seconds * split.room
 
 
 def _shared_layers(alone: Runs, count: int, enough: float) -> Iterator[list[int]]:
@@ -107,7 +120,8 @@ class _Search:
 
     def quickest(self, room: float) -> Split | None:
         """Of those in which no rank holds more than there is room for."""
-        best, cost = None, inf
+        best: Split | None = None
+        cost = inf
         for least, each in self.known:
             left = room - each.held
             if max(float(np.diagonal(each.runs.held, 1).max()), float(each.runs.held[0, -1]) / self.count) > left:
@@ -121,7 +135,7 @@ class _Search:
                 seconds = self._in_parts(each, found.total, found.slowest_of_all)
                 if worth * seconds < cost:
                     owners = (None if n in each.layers else group for n, group in enumerate(found.groups))
-                    best, cost = Split(tuple(owners), seconds), worth * seconds
+                    best, cost = Split(tuple(owners), seconds, room), worth * seconds
         return best
 
 
