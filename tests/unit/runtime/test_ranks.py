@@ -169,6 +169,36 @@ def test_several_give_what_one_gives(folder: Path, mesh: str, ranks: int, parts:
         assert max(held) <= 1.05 / ranks * 2 * 64 * WIDTH * 4
 
 
+def with_quick_links(folder: Path, model: onnx.ModelProto, x: np.ndarray, right: np.ndarray) -> None:
+    """A model, its input and what comes of it; links that are described as so quick that all is worth sharing out."""
+    onnx.save(model, folder / "model.onnx")
+    np.save(folder / "x.npy", x)
+    np.save(folder / "right.npy", right)
+    host = {"name": "host", "capacity": 1 << 38, "transaction": 64, "bandwidth": 1e10, "latency": 1e-5}
+    link = {"name": "ranks", "size": 2, "bandwidth": 1e12, "latency": 1e-12}
+    (folder / "quick.json").write_text(json.dumps({"device": "cpu", "host": host, "links": [link]}))
+    (folder / "script.py").write_text(SCRIPT)
+
+
+def test_a_rank_has_a_stage_in_front_and_one_behind(tmp_path: Path) -> None:
+    """Four layers of many rows have the time and six of few rows the weights: each rank has a half of both."""
+    rng = np.random.default_rng(2)
+    shapes = [(32, 16), (16, 32)] * 2 + [(32, 64), (64, 32)] * 3
+    layers = [rng.standard_normal(shape).astype(np.float32) / 6 for shape in shapes]
+    steps = [("MatMul", [f"x{n}", f"w{n}"], f"x{n + 1}", {}) for n in range(len(layers))]
+    steps[4:] = [("ReduceSum", ["x4", "rows"], "y4", {"keepdims": 0}),
+                 *[("MatMul", [f"y{n}", f"w{n}"], f"y{n + 1}", {}) for n in range(4, 10)]]  # fmt: skip
+    constants = {**{f"w{n}": each for n, each in enumerate(layers)}, "rows": np.array([1], np.int64)}
+    model = model_of(steps, {"x0": (8, 64, 32)}, {"y10": (8, 32)}, constants)
+    x = rng.standard_normal((8, 64, 32)).astype(np.float32)
+    summed = (x @ np.linalg.multi_dot(layers[:4])).sum(1)
+    with_quick_links(tmp_path, model, x, np.linalg.multi_dot([summed, *layers[4:]]))
+    outputs = gives_the_same(tmp_path, "quick", "pp=2", 2, 4)
+    held = [int(output.split("\nweights ")[1]) for output in outputs]
+    assert max(held) <= 1.05 / 2 * sum(each.nbytes for each in layers)
+    assert all("2 ranks, 3 stages" in output for output in outputs)
+
+
 def test_ranks_share_what_comes_first_and_last(tmp_path: Path) -> None:
     """Rows of a table looked up and multiplied with, two layers between: what ranks exchange and what stages send pass
     between the same two ranks at a time."""
@@ -179,14 +209,8 @@ def test_ranks_share_what_comes_first_and_last(tmp_path: Path) -> None:
              ("MatMul", ["x1", "w1"], "x2", {}), ("MatMul", ["x2", "turned"], "y", {})]  # fmt: skip
     constants = {"table": table, "w0": layers[0], "w1": layers[1], "turned": np.ascontiguousarray(table.T)}
     model = model_of(steps, {"x": (8,)}, {"y": (8, 128)}, constants, {"x": onnx.TensorProto.INT64})
-    onnx.save(model, tmp_path / "model.onnx")
     x = rng.integers(0, 128, 8)
-    np.save(tmp_path / "x.npy", x)
-    np.save(tmp_path / "right.npy", table[x] @ layers[0] @ layers[1] @ table.T)
-    host = {"name": "host", "capacity": 1 << 38, "transaction": 64, "bandwidth": 1e10, "latency": 1e-5}
-    link = {"name": "ranks", "size": 2, "bandwidth": 1e12, "latency": 1e-12}
-    (tmp_path / "quick.json").write_text(json.dumps({"device": "cpu", "host": host, "links": [link]}))
-    (tmp_path / "script.py").write_text(SCRIPT)
+    with_quick_links(tmp_path, model, x, table[x] @ layers[0] @ layers[1] @ table.T)
     outputs = gives_the_same(tmp_path, "quick", "pp=2", 2, 4)
     assert all("2 ranks, 4 stages" in output and f"weights {4 * (64 * 16 + 256)}" in output for output in outputs)
 

@@ -94,10 +94,17 @@ class Sharded:
 
     @property
     def seconds(self) -> float:
-        """Predicted, of one run: the first part goes through all stages, each further one is as late as the rank that
-        has most to do."""
-        ranks = [sum(stage.seconds for stage in self.stages_of(rank)) for rank in range(self.ranks)]
-        return sum(stage.seconds for stage in self.stages) + (self.parts - 1) * max(ranks, default=0.0)
+        """Predicted, of one run: of a rank with one stage, the first part of a batch goes through all stages and each
+        further one is as late as the slowest. A rank with several is at the last one first, and all of a stage's ranks
+        begin it together."""
+        free = [0.0] * self.ranks
+        done = [0.0] * self.parts  # with the stages so far
+        for beat in range(self.parts + len(self.stages) - 1):
+            for number in reversed(range(max(0, beat - self.parts + 1), min(beat + 1, len(self.stages)))):
+                stage, part = self.stages[number], beat - number
+                done[part] = max(done[part], *(free[rank] for rank in stage.ranks)) + stage.seconds
+                free[stage.first : stage.ranks.stop] = [done[part]] * len(stage.ranks)
+        return max(done)
 
     def stages_of(self, rank: int) -> tuple[Stage, ...]:
         """In order; no stage where a rank has nothing to do."""

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby
 from math import inf, prod
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from tilewright.errors import OptionError
 from tilewright.ir.forms.compute import Compute, Program, reads
 from tilewright.ir.forms.mesh import Spread
-from tilewright.ir.forms.sharded import Keep, Sharded, Stage, Step
+from tilewright.ir.forms.sharded import Exchange, Keep, Sharded, Stage, Step
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.ir.forms.training import Training, Turn
+from tilewright.schedule.cluster.even import Shared, even_stages
+from tilewright.schedule.cluster.layers import Layer, Priced, Run, grouped, in_layers
 from tilewright.schedule.cluster.planner import Decided, MeshPlanner
-from tilewright.schedule.cluster.stages import Ends, Fits, Seconds, StagePlan, best_stages, even_stages
+from tilewright.schedule.cluster.stages import Fits, Seconds, StagePlan, best_stages
 from tilewright.target import Cluster, Link
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.sharding.check import check_sharded
@@ -50,7 +48,6 @@ def share_out_in_stages(
     kinds = [mesh for number, mesh in enumerate(meshes) if mesh not in meshes[:number]]
     order = [kinds.index(mesh) for mesh in meshes]
     found: Sequence[StagePlan] | None
-    # what passes between stages does so while they compute: they are as even as they can be without it
     if along is not None and len(meshes) > 1 and len(kinds) == 1 and training is None:
         all_of_them = replace(kinds[0], links=(replace(along, size=len(meshes)), *kinds[0].links))
         plans = _Plans(program, [kinds[0], all_of_them], along, (*split, along.name), None, parts, shared=1)
@@ -66,7 +63,7 @@ def share_out_in_stages(
                           f"stage; take more ranks or give more memory")  # fmt: skip
     if found is None:
         where = f" along '{along.name}'" if along else ""
-        few = f"{len(plans.layers)} sections, and {len(meshes)} stages were asked for{where}"
+        few = f"{len(plans.layers)} layers, and {len(meshes)} stages were asked for{where}"
         raise OptionError(f"the model has {few}: take fewer")
     return plans.sharded(found, parts)
 
@@ -128,6 +125,7 @@ class _Plans:
     parts: int = 1
     most_layers: int = _LAYERS
     shared: int | None = None  # which of the meshes has the ranks of all stages
+    remarks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         links = [link for mesh in self.meshes for link in mesh.links if link.size > 1]
@@ -137,72 +135,58 @@ class _Plans:
         about = (self.split, latency, self.training, self.parts, nests)
         self.planners = [MeshPlanner(self.program, mesh, *about) for mesh in self.meshes]
         self.decided: list[Decided] = [planner.run() for planner in self.planners]
-        self.layers = _grouped(
-            self.decided[0].seconds, self.most_layers
-        )  # of each the first section, and the one behind the last
-        self._before = [[0.0, *accumulate(each.seconds)] for each in self.decided]
-        self._held = [self._tables(*each) for each in zip(self.planners, self.decided, strict=True)]
+        whole = self.planners[0].whole
+        self.sections: list[tuple[int, int]] = []  # of a training step, of each layer the first and the one behind it
+        if self.training is not None:  # what passes back between sections lies as what passes forward
+            self.sections = grouped(self.decided[0].seconds, self.most_layers)
+            found = self.decided[0].sections
+            self.layers: list[Layer] = [tuple(c for s in found[a:b] for c in s.computes) for a, b in self.sections]
+        else:
+            self.layers = in_layers(self.program.computes, {c: way.seconds for c, way in whole.items()},
+                                    {c: way.bytes for c, way in whole.items()}, self.most_layers)  # fmt: skip
+        self.priced = [Priced(planner, decided, self.layers, self.along)
+                       for planner, decided in zip(self.planners, self.decided, strict=True)]  # fmt: skip
+        self.runs = [each.runs_of_sections(self.sections) if self.sections else each.runs()
+                     for number, each in enumerate(self.priced) if number != self.shared]  # fmt: skip
         if self.training is not None:
             taken = [planner.taken(each) for planner, each in zip(self.planners, self.decided, strict=True)]
             self._taken_before = [tuple([0, *accumulate(side)] for side in zip(*each, strict=True)) for each in taken]
 
     def even(self, count: int, most_bytes: float) -> list[StagePlan] | None:
-        """So many stages on the first mesh, and what is before and behind them on the second, which has all ranks."""
-        ends = range(len(self.layers) + 1)
-        own = np.array([[self.computing(a, b, 0) if a < b else inf for b in ends] for a in ends])
-        before = np.array([self.computing(0, b, 1) if b else 0.0 for b in ends])
-        behind = np.array([self.computing(a, len(self.layers), 1) if a < len(self.layers) else 0.0 for a in ends])
-        together = Ends(before[:, None] + behind, self._held[1].at_ends)
-        found = even_stages(Ends(own, self._held[0].within), together, count, most_bytes)
+        """Stages on so many groups of ranks, each with the first mesh, and layers that the second, which has all ranks,
+        has together."""
+        own, together = self.priced[0], self.priced[1]
+        found = even_stages(self.runs[0], lambda layers: Shared(layers, *together.together(layers), own.runs(layers)),
+                            count, self.parts, most_bytes)  # fmt: skip
         if found is None:
             return None
-        plans = [StagePlan(a, b, 0) for a, b in pairwise(found)]
-        return [*([StagePlan(0, found[0], 1)] if found[0] else []), *plans,
-                *([StagePlan(found[-1], len(self.layers), 1)] if found[-1] < len(self.layers) else [])]  # fmt: skip
-
-    def _whole_again(self, last: int, mesh: int) -> float:
-        """What it takes to have whole on all ranks what passes behind a layer."""
-        passing = self.decided[mesh].sections[self.layers[last - 1][1] - 1].goes
-        made = [way for compute, way in self.decided[mesh].ways.items() if passing in compute.outputs]
-        costs = self.planners[mesh].costs
-        whole = (Spread.whole(costs.mesh),)
-        return sum(costs.routed(passing, way.strategy.gives, whole) for way in made if passing is not None)
+        if found.quicker is not None:
+            milliseconds, room = 1e3 * found.quicker.seconds, found.quicker.room / 2**20
+            self.remarks = (f"even shares of the weights have their price: {milliseconds:.3g} ms are predicted where a "
+                            f"rank may have {room:.4g} MiB (memory=)",)  # fmt: skip
+        plans: list[StagePlan] = []
+        for group, alike in groupby(enumerate(found.split.groups), key=lambda each: each[1]):
+            numbers = [number for number, _ in alike]
+            plans.append(StagePlan(numbers[0], numbers[-1] + 1, 1 if group is None else 0, group))
+        return plans
 
     def seconds(self, first: int, last: int, mesh: int) -> float:
-        """Of a stage of some layers over one of the meshes, with what it takes from the one before."""
-        comes = self.decided[mesh].sections[self.layers[first][0]].comes if first else None
-        return self.computing(first, last, mesh) + self._sent(comes)
+        """Of a stage of some layers over one of the meshes, with what it takes from those before."""
+        return float(self.runs[mesh].seconds[first, last])
 
     def computing(self, first: int, last: int, mesh: int) -> float:
-        """The same without that."""
-        own = self._before[mesh][self.layers[last - 1][1]] - self._before[mesh][self.layers[first][0]]
-        return own + (self._whole_again(last, mesh) if mesh == self.shared else 0.0)
+        """The same without that: what passes between stages may do so while they compute."""
+        return float(self.runs[mesh].computing[first, last])
 
     def bytes(self, first: int, last: int, mesh: int) -> int:
         """Of weights on a rank."""
-        return int(self._held[mesh].within[first, last])
-
-    def _tables(self, planner: MeshPlanner, decided: Decided) -> _Held:
-        read: dict[tuple[Tensor, Spread], set[int]] = {}  # by layer
-        for number, (begin, end) in enumerate(self.layers):
-            for compute in (c for section in decided.sections[begin:end] for c in section.computes):
-                for tensor, needs in decided.ways[compute].strategy.needs.items():
-                    if tensor in planner.kept:
-                        spread = min(needs, key=lambda each: planner.costs.bytes_of(tensor, each))
-                        read.setdefault((tensor, spread), set()).add(number)
-        within, at_ends = np.zeros((2, len(self.layers) + 1, len(self.layers) + 1))
-        for (tensor, spread), numbers in read.items():
-            before = np.array([0, *accumulate(number in numbers for number in range(len(self.layers)))])
-            size = planner.costs.bytes_of(tensor, spread)
-            within += size * (before[None] > before[:, None])
-            at_ends += size * ((before[:, None] > 0) | (before[None] < before[-1]))
-        return _Held(within, at_ends)
+        return int(self.runs[mesh].held[first, last])
 
     def taken(self, first: int, last: int, mesh: int, under_way: int) -> int:
         """Bytes on a rank that has so many parts of a batch under way."""
         if self.training is None:
             return self.bytes(first, last, mesh)
-        begin, end = self.layers[first][0], self.layers[last - 1][1]
+        begin, end = self.sections[first][0], self.sections[last - 1][1]
         fixed, each = (before[end] - before[begin] for before in self._taken_before[mesh])
         return fixed + each * under_way
 
@@ -229,11 +213,14 @@ class _Plans:
             elsewhere = {t for others in before for t in others}
             later = {t for place, others in enumerate(read) if place != number for t in others}
             steps, turns, keeps = self._steps(plan, computes[number], elsewhere, later)
-            seconds = self.seconds(plan.first, plan.last, plan.mesh)
-            stages.append(Stage(planner.mesh, 0 if plan.mesh == self.shared else first, steps, seconds, turns, keeps))
-            first += 0 if plan.mesh == self.shared else planner.mesh.ranks
+            begin = first if plan.group is None else plan.group * planner.mesh.ranks
+            begin = 0 if plan.mesh == self.shared else begin
+            stages.append(Stage(planner.mesh, begin, steps, 0.0, turns, keeps))
+            first += planner.mesh.ranks
+        seconds = self._seconds_of(plans, stages)
+        stages = [replace(stage, seconds=each) for stage, each in zip(stages, seconds, strict=True)]
         said = dict.fromkeys(remark for plan in plans for remark in self.decided[plan.mesh].remarks)
-        shared = Sharded(self.program, tuple(stages), parts, (*remarks, *said))
+        shared = Sharded(self.program, tuple(stages), parts, (*remarks, *self.remarks, *said))
         check_sharded(shared)
         return shared
 
@@ -260,35 +247,26 @@ class _Plans:
             yield from (self.training.states[t] for t in reads(compute) if t in self.training.states)
 
     def _computes(self, plan: StagePlan) -> list[Compute]:
-        begin, end = self.layers[plan.first][0], self.layers[plan.last - 1][1]
-        own = {c for section in self.decided[plan.mesh].sections[begin:end] for c in section.computes}
+        own = {c for layer in self.layers[plan.first : plan.last] for c in layer}
         return [c for c in self.program.computes if c in own]
 
-    def _sent(self, tensor: Tensor | None) -> float:
-        if tensor is None or self.along is None:
-            return 0.0
-        return self.along.latency + tensor.most_bytes / self.along.bandwidth
-
-
-@dataclass(frozen=True)
-class _Held:
-    """Bytes of weights on a rank, each once: of the layers from one up to another, and of those before the one and from
-    the other on."""
-
-    within: NDArray[Any]
-    at_ends: NDArray[Any]
-
-
-def _grouped(seconds: Sequence[float], most: int) -> list[tuple[int, int]]:
-    """Sections as layers: one each, or neighbouring short ones together where there are more than so many."""
-    if len(seconds) <= most:
-        return [(i, i + 1) for i in range(len(seconds))]
-    enough = sum(seconds) / most
-    found: list[tuple[int, int]] = []
-    begin, total = 0, 0.0
-    for i, each in enumerate(seconds):
-        total += each
-        if total >= enough or i == len(seconds) - 1:
-            found.append((begin, i + 1))
-            begin, total = i + 1, 0.0
-    return found
+    def _seconds_of(self, plans: Sequence[StagePlan], stages: Sequence[Stage]) -> Iterator[float]:
+        """Of each stage, with what its ranks do not have from an earlier stage of theirs."""
+        if self.training is not None:
+            yield from (self.seconds(plan.first, plan.last, plan.mesh) for plan in plans)
+            return
+        having: dict[Tensor, set[int]] = {}  # ranks
+        made: dict[Tensor, Stage] = {}
+        for plan, stage in zip(plans, stages, strict=True):
+            run = Run(self.priced[plan.mesh], plan.first)
+            for number in range(plan.first, plan.last):
+                run.add(number)
+            total = run.seconds + run.whole_again(plan.last)
+            for tensor in (step.tensor for step in stage.steps if isinstance(step, Exchange) and step.axis is None):
+                lacking = set(stage.ranks) - having[tensor]
+                total += run.priced.sent(tensor, -(-len(lacking) // made[tensor].mesh.ranks)) if lacking else 0.0
+                having[tensor] |= lacking
+            outputs = [t for t in run.made if t in run.priced.outputs]
+            yield total + (sum(map(run.priced.sent, outputs)) if stage.first else 0.0)
+            made.update(dict.fromkeys(run.made, stage))
+            having.update((t, set(stage.ranks)) for t in run.made)

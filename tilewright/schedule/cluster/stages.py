@@ -2,9 +2,6 @@
 
 A batch goes through in parts: the first takes the sum of all stages, each further one as long as the slowest stage. For
 each bound on the slowest the least sum is found by dynamic programming from the last layer back.
-
-Where all stages have meshes of one kind, the layers in front and those at the end may be shared out to all devices
-instead, beside the stages: what is read at both ends, or is too large for one stage, is then held once by all together.
 """
 
 from __future__ import annotations
@@ -13,12 +10,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewright.schedule.constants import ALIKE_STAGES, AS_LARGE, EVEN_STAGES, STAGES_WORTH
+from tilewright.schedule.constants import ALIKE_STAGES
 
 Seconds = Callable[[int, int, int], float]
 """Of the layers from the first up to but not with the last on one of the meshes; infinite where they do not fit."""
@@ -32,20 +29,13 @@ Table = NDArray[Any]
 
 @dataclass(frozen=True)
 class StagePlan:
-    """Layers from `first` up to `last`, on the mesh of this number."""
+    """Layers from `first` up to `last`, on the mesh of this number: by its own ranks, which follow those of the stage
+    before, or by those of a group that may have several stages."""
 
     first: int
     last: int
     mesh: int
-
-
-@dataclass(frozen=True)
-class Ends:
-    """Seconds and what a device holds, by first layer and the one behind the last: of a stage, infinite where that is
-    none; or of all that is before the first and from the last on, shared out to all devices."""
-
-    seconds: Table
-    held: Table
+    group: int | None = None
 
 
 Found = tuple[float, tuple[StagePlan, ...]]
@@ -80,56 +70,11 @@ def best_stages(
     return best
 
 
-def even_stages(own: Ends, ends: Ends, count: int, most: float = inf) -> tuple[int, ...] | None:
-    """Of `count` stages where each begins, and where the last one ends: what is before and behind them is done by all
-    devices together. The quickest of those that hold no more than `most`. Where nothing is said, of those that hold
-    about an even share, unless others are much quicker: those with the least product of the seconds that each further
-    part of a batch takes and of what the device with most holds. None where none will do."""
-    layers = len(own.seconds) - 1
-    share = max(1.0, float(own.held[0, layers]) / count)
-    enough = EVEN_STAGES * share if most == inf else most
-    even: list[_Even] = []
-    others: list[_Even] = []
-    for bound in _bounds(own.held[own.seconds < inf].tolist(), AS_LARGE, share):
-        able = np.where(own.held <= bound, own.seconds, inf)
-        tables = [able]  # of so many stages the slowest, by first layer and the one behind the last
-        for _ in range(count - 1):
-            tables.append(np.min(np.maximum(able[:, :, None], tables[-1][None]), axis=1))
-        held = ends.held + bound
-        seconds = ends.seconds + tables[-1]
-        seconds[0, layers] *= 1 - ALIKE_STAGES  # stages alone where the rest is no better
-        costs = np.where(held <= enough, seconds, inf), seconds * np.maximum(held, enough)
-        for kept, cost in zip((even, others), costs, strict=True):
-            place = np.unravel_index(np.argmin(cost), cost.shape)
-            kept.append(_Even(float(cost[place]), float(seconds[place]), int(place[0]), int(place[1]), tables))
-    best = min(even, key=lambda each: each.cost)
-    if most == inf:
-        other = min(others, key=lambda each: each.cost)
-        best = best if best.seconds <= STAGES_WORTH * other.seconds and best.cost < inf else other
-    return None if best.cost == inf else best.begins()
-
-
-class _Even(NamedTuple):
-    cost: float
-    seconds: float
-    first: int  # layer of the first stage
-    last: int  # layer behind the last one
-    tables: list[Table]
-
-    def begins(self) -> tuple[int, ...]:
-        """Of every stage, and where the last one ends."""
-        found = [self.first]
-        for behind in self.tables[-2::-1]:
-            found.append(int(np.argmin(np.maximum(self.tables[0][found[-1]], behind[:, self.last]))))
-        return (*found, self.last)
-
-
-def _bounds(values: Iterable[float], alike: float = ALIKE_STAGES, share: float = 0.0) -> list[float]:
-    """What the slowest or the largest stage may have, in order; of nearly equal ones the most, nearly by that part of
-    them and of a share."""
+def _bounds(values: Iterable[float]) -> list[float]:
+    """What the slowest stage may have, in order; of nearly equal ones the most."""
     kept: list[float] = []
     for each in sorted(set(values), reverse=True):
-        if not kept or each < kept[-1] - alike * max(kept[-1], share):
+        if not kept or each < kept[-1] * (1 - ALIKE_STAGES):
             kept.append(each)
     return kept[::-1]
 
