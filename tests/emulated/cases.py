@@ -127,7 +127,7 @@ def _compiled(
     assert made.program is not None and made.plan is not None and made.loops is not None
     given = {p.name: _drawn(p) for p in model.graph.input}
     # the interpreter computes with denormals too
-    image = machine_code.model_image(made.sources, made.loops, made.program, made.plan, "keep")
+    image = machine_code.model_image(made.sources, renderable(made.loops, target), made.program, made.plan, "keep")
     return _case(name, target, processor, image, made.program, made.plan, given, tolerance)
 
 
