@@ -19,6 +19,7 @@ from statistics import median
 
 import numpy as np
 
+from tilewright.backend import renderable
 from tilewright.backend.cpu.machine_code import model_image
 from tilewright.cli.common import parse_shape
 from tilewright.compiler.pipeline import Artifact, build
@@ -75,7 +76,8 @@ def measure(
 def _model(artifact: Artifact, flags: Flags, opened: ExitStack) -> CpuModel:
     assert artifact.loops is not None and artifact.program is not None and artifact.plan is not None
     cache = Cache(Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="tilewright-passes-"))))
-    image = model_image(artifact.sources, artifact.loops, artifact.program, artifact.plan)
+    loops = renderable(artifact.loops, artifact.target)
+    image = model_image(artifact.sources, loops, artifact.program, artifact.plan)
     built = build_image(image, find_compiler(None), flags, this_machine(), cache, jobs=1, weights_cache=cache)
     return CpuModel(built, 1)
 

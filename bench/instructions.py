@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.backend import backend_for
+from tilewright.backend import backend_for, renderable
 from tilewright.backend.cpu import machine_code
 from tilewright.backend.cpu.leaf.instructions import available
 from tilewright.intrinsics.cpu import DOTS, TILE_BYTES, TILE_ROWS, TILES, Dot
@@ -121,7 +121,7 @@ def _vector_peak(dot: Dot, pair: tuple[str, str], a: Buffer, b: Buffer, c: Buffe
 
 def measure_peak(dot: Dot, pair: tuple[str, str], threads: int, target: Target, cache: Path) -> float:
     """Multiply-adds a second of `threads` cores."""
-    loops = peak_loops(dot, pair, threads)
+    loops = renderable(peak_loops(dot, pair, threads), target)
     empty = Program((), (), (), {})
     sources = machine_code.render(loops, target)
     options = Options(cache_dir=cache, threads=threads)
@@ -224,7 +224,7 @@ def _one(dot: Dot, pair: tuple[str, str], shape: tuple[int, int, int], target: T
     a = on_a_line(a)
     plan = make_plan(program, only)
     nest = plan.kernels[0].leaves[0]
-    loops = lower_program(program, plan, backend_for(only).lower_kernel)
+    loops = renderable(lower_program(program, plan, backend_for(only).lower_kernel), only)
     sources = machine_code.render(loops, only)
     texts = []
     error = 0.0

@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bench.tile_loads import CACHES
 from tilewright import ops
-from tilewright.backend import backend_for
+from tilewright.backend import backend_for, renderable
 from tilewright.backend.cpu import machine_code
 from tilewright.frontend.onnx.model import load
 from tilewright.ir.forms.compute import Program
@@ -108,7 +108,7 @@ def counted(shape: tuple[int, int, int], target: Target, folder: Path) -> Lines:
     kernel = plan.kernels[-1]
     if len(plan.kernels) != 1 or len(kernel.leaves) != 1:
         raise SystemExit(f"bench.line_loads: {shape} is planned as more than one nest; give another shape")
-    loops = lower_program(program, plan, backend_for(target).lower_kernel)
+    loops = renderable(lower_program(program, plan, backend_for(target).lower_kernel), target)
     source = machine_code.render(loops, target, "portable")["k0"]
     sizes = [4 * rows * inner, 4 * inner * columns, 4 * rows * columns]
     (folder / "k.c").write_text(simulated(source, target, sizes, scratch(loops.kernels[0])[1]))

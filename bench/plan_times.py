@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.backend import backend_for
+from tilewright.backend import backend_for, renderable
 from tilewright.backend.cpu.machine_code import render
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.compute import Map, Program
@@ -95,6 +95,7 @@ def prepare(program: Program, plan: Plan, target: Target) -> Prepared:
 
 
 def _ready(loops: LoopProgram, target: Target) -> Ready:
+    loops = renderable(loops, target)
     (kernel,), (call,) = loops.kernels, loops.calls
     # named by what it is, so that equal kernels are compiled once
     (text,) = render(loops, target).values()

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from bench.peak import chain_count
 from bench.plan_times import harness_source
 from bench.support import add_zoo_options, chosen_models, export_folder, exported, table
+from tilewright.backend import renderable
 from tilewright.backend.cpu.machine_code import model_image
 from tilewright.compiler.pipeline import Artifact, build
 from tilewright.frontend.onnx.model import load
@@ -183,7 +184,7 @@ def shares(seconds: NDArray[np.float64], burst: float, multiply_adds: Sequence[i
 def measure(made: Artifact, target: Target, options: argparse.Namespace) -> str:
     assert made.program is not None and made.plan is not None and made.loops is not None
     threads = 1 if options.clock == "cpu" else options.threads
-    plain = model_image(made.sources, made.loops, made.program, made.plan)
+    plain = model_image(made.sources, renderable(made.loops, target), made.program, made.plan)
     image, burst = with_bursts(plain, target, threads)
     rng = np.random.default_rng(0)
     inputs = [_random(rng, p.shape, p.dtype.numpy) for p in made.inputs]

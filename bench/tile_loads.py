@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.instructions import matmul
-from tilewright.backend import backend_for
+from tilewright.backend import backend_for, renderable
 from tilewright.backend.cpu import machine_code
 from tilewright.intrinsics.cpu import DOTS
 from tilewright.ir.forms import dtypes
@@ -97,7 +97,7 @@ def counted(shape: tuple[int, int, int], kind: str, target: Target, folder: Path
     dot = DOTS[f"amx_{kind}"]
     program, _, _ = matmul(shape, KINDS[kind], dot.accumulator)
     plan = make_plan(program, target)
-    loops = lower_program(program, plan, backend_for(target).lower_kernel)
+    loops = renderable(lower_program(program, plan, backend_for(target).lower_kernel), target)
     source = machine_code.render(loops, target, "portable")["k0"]
     (folder / "k.c").write_text(simulated(source, target))
     subprocess.run(["cc", "-O2", "-w", "-o", "k", "k.c"], cwd=folder, check=True)

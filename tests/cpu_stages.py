@@ -10,7 +10,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from tilewright import ops
-from tilewright.backend import backend_for
+from tilewright.backend import backend_for, renderable
 from tilewright.backend.cpu import machine_code
 from tilewright.frontend.onnx.model import load
 from tilewright.intrinsics.cpu import MEANINGS
@@ -97,9 +97,10 @@ class Lowered:
 
     def compiled(self, cache: Path, threads: int = 2, denormals: str = "flush") -> CpuModel:
         # what is planned for another machine runs all the same, with its instructions spelled out
-        sources = machine_code.render(self.loops, self.target, "c" if self.target == CPU else "portable")
+        loops = renderable(self.loops, self.target)
+        sources = machine_code.render(loops, self.target, "c" if self.target == CPU else "portable")
         options = Options(cache_dir=cache, threads=threads, denormals=denormals)
-        return machine_code.load(sources, self.loops, self.program, self.plan, CPU, options)
+        return machine_code.load(sources, loops, self.program, self.plan, CPU, options)
 
     def natively(
         self, inputs: Arrays, cache: Path, threads: int = 2, denormals: str = "flush"

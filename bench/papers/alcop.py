@@ -20,7 +20,7 @@ from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.forms.loops import Alloc, Instruction, Memory, statements
 from tilewright.options import Options
 from tilewright.target import Target
-from tilewright.tile_graph.plan.form import COPIED, Leaf, Plan, Tile
+from tilewright.tile_graph.plan.form import COPIES, Leaf, Plan, Tile
 from tilewright.tile_graph.plan.leaf_form import ThreadForm
 from tilewright.tune.answers import ports
 from tilewright.tune.models import Builder
@@ -110,7 +110,7 @@ def in_stages(plan: Plan, stages: int) -> Plan:
     def held(tile: Tile) -> Tile:
         body = tuple(held(node) if isinstance(node, Tile) else node for node in tile.body)
         return replace(tile, body=body, holds=tuple(
-            replace(h, stages=stages) if h.fill == COPIED else h for h in tile.holds))  # fmt: skip
+            replace(h, stages=stages) if h.fill in COPIES else h for h in tile.holds))  # fmt: skip
 
     return replace(plan, body=held(plan.body).map_leaves(lambda leaf: _with_ring(leaf, stages)))
 
@@ -127,7 +127,7 @@ def _summed(plan: Plan) -> Leaf:
 def _stages_of(plan: Plan) -> int:
     tiles = [n for n in plan.kernels[-1].walk() if isinstance(n, Tile)]
     own = _summed(plan).options(ThreadForm).at_once
-    return max([h.stages for t in tiles for h in t.holds if h.fill == COPIED], default=own)
+    return max([h.stages for t in tiles for h in t.holds if h.fill in COPIES], default=own)
 
 
 Cell = Callable[[Row], str]

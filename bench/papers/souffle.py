@@ -10,7 +10,7 @@ from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.forms.graph import Graph
 from tilewright.options import Options
 from tilewright.target import Target
-from tilewright.tile_graph.plan.form import COPIED, Hold, Leaf, Plan, Tile
+from tilewright.tile_graph.plan.form import COPIES, Hold, Leaf, Plan, Tile
 from tilewright.tile_graph.plan.leaf_form import ThreadForm, VectorForm
 
 MODELS = ("bert_384", "swin_b", "lstm", "efficientnet_b0", "resnext101", "mmoe")  # the paper's six
@@ -51,7 +51,7 @@ def _fewest(leaf: Leaf) -> int:
 
 
 def _in_stages(hold: Hold, fewest: int) -> Hold:
-    return replace(hold, stages=min(hold.stages, fewest)) if hold.fill == COPIED else hold
+    return replace(hold, stages=min(hold.stages, fewest)) if hold.fill in COPIES else hold
 
 
 def _waiting(leaf: Leaf) -> Leaf:

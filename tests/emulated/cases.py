@@ -13,7 +13,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from tests.unit.cpu.test_instructions import Pair, conv, matmul, numbers
-from tilewright.backend import backend_for
+from tilewright.backend import backend_for, renderable
 from tilewright.backend.cpu import machine_code
 from tilewright.compiler.pipeline import build
 from tilewright.frontend.onnx.model import load
@@ -113,7 +113,7 @@ def _contractions(dot: Dot, pair: Pair, exact: float, quick: bool) -> Iterator[t
 
 def _made(name: str, program: Program, target: Target, processor: str, tolerance: float) -> Case:
     plan = make_plan(program, target)
-    loops = lower_program(program, plan, backend_for(target).lower_kernel)
+    loops = renderable(lower_program(program, plan, backend_for(target).lower_kernel), target)
     given = {t.name: numbers(t.dtype, t.shape, 3) for t in program.inputs}  # type: ignore[arg-type]
     sources = machine_code.render(loops, target)
     image = machine_code.model_image(sources, loops, program, plan, "keep")
@@ -127,7 +127,7 @@ def _compiled(
     assert made.program is not None and made.plan is not None and made.loops is not None
     given = {p.name: _drawn(p) for p in model.graph.input}
     # the interpreter computes with denormals too
-    image = machine_code.model_image(made.sources, made.loops, made.program, made.plan, "keep")
+    image = machine_code.model_image(made.sources, renderable(made.loops, target), made.program, made.plan, "keep")
     return _case(name, target, processor, image, made.program, made.plan, given, tolerance)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.plans import with_kernels
-from tilewright.backend import backend_for
+from tilewright.backend import backend_for, renderable
 from tilewright.backend.cpu import machine_code
 from tilewright.ir.analysis.verify import verify_loops
 from tilewright.ir.forms.compute import Program
@@ -73,4 +73,4 @@ def refused(sources: Mapping[str, str], target: Target, folder: Path) -> str:
 
 
 def sources_of(loops: LoopProgram, target: Target) -> dict[str, str]:
-    return machine_code.render(loops, target)
+    return machine_code.render(renderable(loops, target), target)

@@ -9,7 +9,7 @@ from onnx import ModelProto
 
 from tests.cpu_stages import model_of
 from tilewright import ops
-from tilewright.backend import backend_for
+from tilewright.backend import backend_for, renderable
 from tilewright.backend.cpu import machine_code
 from tilewright.frontend.onnx.model import load
 from tilewright.ir.text import text
@@ -54,5 +54,6 @@ def texts(name: str) -> dict[str, str]:
     loops = lower_program(program, make_plan(program, MACHINE), backend_for(MACHINE).lower_kernel)
     found = {f"{name}.program.txt": text.program_text(program), f"{name}.loops.txt": text.loops_text(loops)}
     if name in SOURCES:
-        found |= {f"{name}.{kernel}.c": source for kernel, source in machine_code.render(loops, MACHINE).items()}
+        sources = machine_code.render(renderable(loops, MACHINE), MACHINE)
+        found |= {f"{name}.{kernel}.c": source for kernel, source in sources.items()}
     return found

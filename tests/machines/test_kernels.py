@@ -20,6 +20,7 @@ from tests.fuzz.programs import random_program
 from tests.ops.backend_cases import cases
 from tests.ops.test_backend import compare
 from tests.ops.test_native import BATCHES, graph_of, program_of, representatives, side_by_side, unsupported
+from tilewright.backend import renderable
 from tilewright.backend.cpu import machine_code
 from tilewright.compiler.pipeline import Artifact, build
 from tilewright.frontend.onnx.model import load
@@ -49,10 +50,11 @@ def check_numbers(made: Artifact, wanted: dict[str, np.ndarray], given: dict[str
                   folder: Path) -> None:  # fmt: skip
     """The same Loops in portable C, run here."""
     assert made.program is not None and made.plan is not None and made.loops is not None
-    sources = machine_code.render(made.loops, made.target, "portable")
+    loops = renderable(made.loops, made.target)
+    sources = machine_code.render(loops, made.target, "portable")
     here = replace(made.target, architecture="any", features=())
     options = Options(cache_dir=folder, threads=2, denormals="keep")
-    with machine_code.load(sources, made.loops, made.program, made.plan, here, options) as model:
+    with machine_code.load(sources, loops, made.program, made.plan, here, options) as model:
         found = run_native(model, made.program, given)
     for name, array in wanted.items():
         largest = np.abs(array[np.isfinite(array)], dtype=np.float64).max()
@@ -77,7 +79,7 @@ def test_one_case_an_operator(there: str, batch: int, kernel_cache: Path) -> Non
     graphs = operators(representatives()[batch::BATCHES], target)
     assert len(graphs) > 15
     low = lowered(program_of(side_by_side(graphs), target), target=target)
-    check_compiles(machine_code.render(low.loops, target), target, kernel_cache)
+    check_compiles(machine_code.render(renderable(low.loops, target), target), target, kernel_cache)
     given = {f"{name}.{n}": a for name in graphs for n, a in cases()[name].inputs.items()}
     found = low.on_loops(given)
     for name in graphs:
@@ -93,7 +95,7 @@ def test_every_case(there: str, start: int, kernel_cache: Path) -> None:
     graphs = operators(sorted(cases())[start : start + CASES_AT_ONCE], target)
     if graphs:
         low = lowered(program_of(side_by_side(graphs), target), target=target)
-        check_compiles(machine_code.render(low.loops, target), target, kernel_cache)
+        check_compiles(machine_code.render(renderable(low.loops, target), target), target, kernel_cache)
 
 
 @pytest.mark.parametrize(("there", "name"), sampled(tuple(MODELS), 1))
@@ -114,7 +116,7 @@ def test_random_programs(there: str, seed: int, kernel_cache: Path) -> None:
     target = machine(there)
     program = choose_layouts(fold_constants(random_program(seed)), target)
     low = lowered(program, target=target)
-    check_compiles(machine_code.render(low.loops, target), target, kernel_cache)
+    check_compiles(machine_code.render(renderable(low.loops, target), target), target, kernel_cache)
 
 
 def zoo_names() -> tuple[str, ...]:
@@ -130,7 +132,7 @@ def zoo_names() -> tuple[str, ...]:
 def test_small_zoo(there: str, name: str, zoo_file: Callable[..., Path], kernel_cache: Path) -> None:
     target = machine(there)
     low = lowered(programs(zoo_file(name), target)["layout"], target=target)
-    check_compiles(machine_code.render(low.loops, target), target, kernel_cache)
+    check_compiles(machine_code.render(renderable(low.loops, target), target), target, kernel_cache)
     rng = np.random.default_rng(3)
     given = {
         n: (rng.standard_normal(t.shape) if t.dtype.is_float else rng.integers(0, 2, t.shape)).astype(t.dtype.numpy)

@@ -17,7 +17,7 @@ from tilewright.intrinsics.cpu import DOTS, WINDOW_DOTS
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.forms.loops import HINTS, Alloc, Buffer, For, Instruction, Kernel, Memory, statements
 from tilewright.target import machine
-from tilewright.tile_graph.plan.form import COPIED, Tile
+from tilewright.tile_graph.plan.form import ASYNC, COPIED, COPIES, Tile
 from tilewright.tile_graph.plan.leaf_form import FragmentForm, InstructionForm, ThreadForm, VectorForm
 
 
@@ -108,12 +108,14 @@ def test_instructions_are_those_of_the_leaves(case: tuple[str, str, str]) -> Non
 @cases
 def test_copies_that_nobody_waits_for_are_those_of_stages(case: tuple[str, str, str]) -> None:
     for tile, kernel in kernels(case):
-        held = [h for t in tile.walk() if isinstance(t, Tile) for h in t.holds if h.fill == COPIED]
+        held = [h for t in tile.walk() if isinstance(t, Tile) for h in t.holds if h.fill in COPIES]
+        asked = sorted(h.stages for h in held if h.fill == ASYNC)
         forms = [leaf.options(ThreadForm) for leaf in tile.leaves]
         staged = any(form.step and form.at_once > 1 for form in forms)
-        copied = any(name.startswith("copy_async") for name in instructions(kernel))
-        assert copied <= bool(held or staged)
-        assert not staged or copied
+        copied = {s.operands[0].buffer for s in statements(kernel.body)
+                  if isinstance(s, Instruction) and s.name.startswith("copy_async")}  # fmt: skip
+        assert bool(copied) == bool(asked or staged)
+        assert staged or sorted(int(b.shape[0]) for b in copied) == asked
         rings = [int(b.shape[0]) for b in buffers(kernel) if b.name.startswith("ring") and b.memory is Memory.SHARED]
         products = any(isinstance(leaf.form, FragmentForm) for leaf in tile.leaves)
         if products and tile.stream is None:
@@ -140,4 +142,7 @@ def test_the_cases_have_what_is_asked() -> None:
     assert any(isinstance(form, VectorForm) and (form.ahead or form.soon) for form in forms)
     assert any(isinstance(form, VectorForm) and form.cut for form in forms)
     assert any(isinstance(form, ThreadForm) and form.step and form.at_once > 1 for form in forms)
+    fills = {h.fill for case in CASES for tile, _ in kernels(case) for t in tile.walk() if isinstance(t, Tile)
+             for h in t.holds if isinstance(t.body[0], Tile) and t.body[0].over == "warps"}  # fmt: skip
+    assert fills == {ASYNC, COPIED}
     assert len({form.instruction for form in forms if isinstance(form, InstructionForm)}) > 1

@@ -8,6 +8,7 @@ from tilewright.target import Target
 
 if TYPE_CHECKING:
     from tilewright.backend.protocol import Backend
+    from tilewright.ir.forms.loops import LoopProgram
 
 
 def backend_for(target: Target) -> Backend:
@@ -19,6 +20,12 @@ def backend_for(target: Target) -> Backend:
     from tilewright.backend.gpu.backend import GpuBackend
 
     return GpuBackend()
+
+
+def renderable(loops: LoopProgram, target: Target) -> LoopProgram:
+    """Loops as the last stages before the source text leave them."""
+    backend = backend_for(target)
+    return backend.join_calls(backend.unroll(loops), target)
 
 
 def keeps_models(target: Target) -> bool:

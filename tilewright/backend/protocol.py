@@ -254,8 +254,16 @@ class Backend(Protocol):
         """Raises InternalError that names a kernel which the target cannot start, and what it asks for."""
         return  # whatever fits the memory is started
 
+    def unroll(self, loops: LoopProgram) -> LoopProgram:
+        """The Loops with UNROLL loops written out, where the renderer does not leave that to its compiler."""
+        return loops
+
+    def join_calls(self, loops: LoopProgram, target: Target) -> LoopProgram:
+        """The Loops with calls of vector mathematics side by side, where they are functions of ours."""
+        return loops
+
     def render(self, loops: LoopProgram, target: Target, *, early: Any = None) -> dict[str, str]:
-        """The source text of every distinct kernel."""
+        """The source text of every distinct kernel of Loops that have gone through these two."""
 
     def load(
         self, sources: dict[str, str], loops: LoopProgram, program: Program, plan: Plan, target: Target,

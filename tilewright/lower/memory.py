@@ -99,7 +99,7 @@ def _lifetimes(loops: LoopProgram) -> list[Lifetime]:
 
 def scratch(kernel: Kernel, memory: Memory = Memory.SCRATCH) -> tuple[dict[Buffer, int], int]:
     """Offsets of a kernel's scratch buffers; an Alloc is alive from its first to its last use in the statements."""
-    allocated: list[Buffer] = []
+    allocated: dict[Buffer, None] = {}
     uses: dict[Buffer, list[int]] = {}
     clock = 0
 
@@ -108,7 +108,7 @@ def scratch(kernel: Kernel, memory: Memory = Memory.SCRATCH) -> tuple[dict[Buffe
         for stmt in body:
             if isinstance(stmt, Alloc):
                 if stmt.buffer.memory is memory:
-                    allocated.append(stmt.buffer)
+                    allocated[stmt.buffer] = None
                 visit(stmt.body, inside)
                 continue
             if isinstance(stmt, For) and not inside and _only_wraps(stmt):

@@ -24,7 +24,7 @@ from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.occurrences import told_apart
 from tilewright.tile_graph.algebra.propagate import extent_of
 from tilewright.tile_graph.algebra.signature import signature
-from tilewright.tile_graph.plan.form import COPIED, Barrier, Leaf, Plan, Tile
+from tilewright.tile_graph.plan.form import COPIED, COPIES, Barrier, Leaf, Plan, Tile
 from tilewright.tile_graph.traffic.held import plan_nests
 
 LowerKernel = Callable[[Tile, list[Nest], Callable[[Tensor], Layout], ScanView | None], Binding]
@@ -158,7 +158,7 @@ def shape_of(node: Tile | Leaf | Barrier, numbers: Mapping[str, int]) -> Hashabl
         (a.name, a.extent, tuple((numbers[b.tensor], b.axis, b.scale, b.offset) for b in a.binds)) for a in node.axes
     )
     holds = (frozenset((numbers.get(h.tensor), h.mode, h.axis, h.fill, h.stages) for h in node.holds),
-             tuple((h.stages, h.layout) for h in node.holds if h.fill == COPIED))  # fmt: skip
+             tuple((h.fill, h.stages, h.layout) for h in node.holds if h.fill in COPIES))  # fmt: skip
     body = tuple(shape_of(inner, numbers) for inner in node.body)
     return node.level, node.sizes, node.over, node.count, node.runs, axes, holds, body
 

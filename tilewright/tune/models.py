@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.backend import backend_for
+from tilewright.backend import backend_for, renderable
 from tilewright.ir.forms.compute import Program
 from tilewright.ir.forms.loops import Kernel, LoopProgram
 from tilewright.ir.forms.tensor import Layout, Tensor
@@ -65,7 +65,8 @@ class Builder:
         self.program, self.target, self.options = program, target, options
         self.backend = backend_for(target)
         self._bindings: dict[tuple[Tile, tuple[Layout, ...]], Binding] = {}
-        self._texts: dict[tuple[str, int], tuple[Kernel, dict[str, str]]] = {}  # by name and identity of what it does
+        # by name and identity of what it does, which is kept
+        self._texts: dict[tuple[str, int], tuple[Kernel, tuple[Kernel, dict[str, str]]]] = {}
 
     @contextmanager
     def built(self, plan: Plan, meanwhile: Callable[[], None] = lambda: None) -> Iterator[Built]:
@@ -74,10 +75,11 @@ class Builder:
         with tempfile.TemporaryDirectory(prefix="tilewright-tune-") as folder:
             loops = self.lowered(plan)
             with self.backend.early(self.target, self.options) as early:
-                sources = {name: text for kernel in loops.kernels
-                           for name, text in self._rendered(loops, kernel, early).items()}  # fmt: skip
+                rendered = [self._rendered(loops, kernel, early) for kernel in loops.kernels]
+                sources = {name: text for _, texts in rendered for name, text in texts.items()}
                 meanwhile()
-                runner = self.backend.load(sources, loops, self.program, plan, self.target, self.options,
+                written = replace(loops, kernels=tuple(kernel for kernel, _ in rendered))
+                runner = self.backend.load(sources, written, self.program, plan, self.target, self.options,
                                            weights_dir=Path(folder), early=early)  # fmt: skip
             try:
                 yield Built(plan, loops, runner)
@@ -101,12 +103,14 @@ class Builder:
             self._bindings[key] = self.backend.lower_kernel(tile, nests, layout, scan)
         return self._bindings[key]
 
-    def _rendered(self, loops: LoopProgram, kernel: Kernel, early: Any) -> dict[str, str]:
-        """Each by itself: the text of one that stays must not stand on one that changes."""
+    def _rendered(self, loops: LoopProgram, kernel: Kernel, early: Any) -> tuple[Kernel, dict[str, str]]:
+        """As it is rendered, and its text. Each by itself: the text of one that stays must not stand on one that
+        changes."""
         key = (kernel.name, id(kernel.body))  # a kernel that is bound again has another name at most
         if key not in self._texts:
-            self._texts[key] = (kernel, self.backend.render(replace(loops, kernels=(kernel,)), self.target,
-                                                                   early=early))  # fmt: skip
+            alone = renderable(replace(loops, kernels=(kernel,)), self.target)
+            text = self.backend.render(alone, self.target, early=early)
+            self._texts[key] = (kernel, (alone.kernels[0], text))
         return self._texts[key][1]
 
 

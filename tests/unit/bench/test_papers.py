@@ -17,7 +17,7 @@ from bench.papers.steps import counted, timed
 from tilewright import Options
 from tilewright.frontend.onnx.model import load
 from tilewright.target import machine
-from tilewright.tile_graph.plan.form import Tile
+from tilewright.tile_graph.plan.form import COPIES, Tile
 
 SMALL = Contraction(1, 256, 256, 1024, True)
 
@@ -48,7 +48,7 @@ def test_nothing_is_asked_for_ahead_in_v3() -> None:
     assert all(h.stages == 1 and h.fill != "prefetch" for tile in tiles for h in tile.holds)
     large = alcop.planned("", alcop.graph_of(alcop.PROBLEMS[0]), target, Options(target="h200", precision="float16"))
     waiting = souffle.unpipelined(large.plan)
-    assert {h.stages for n in waiting.body.walk() if isinstance(n, Tile) for h in n.holds if h.fill == "copy"} == {3}
+    assert {h.stages for n in waiting.body.walk() if isinstance(n, Tile) for h in n.holds if h.fill in COPIES} == {3}
     assert alcop.lowered(replace(large, plan=waiting), target).kernels  # wgmma takes no fewer
 
 

@@ -9,6 +9,7 @@ import pytest
 from onnx import ModelProto
 
 from tests.cpu_stages import CPU, model_of
+from tilewright.backend import renderable
 from tilewright.backend.cpu.machine_code import render
 from tilewright.compiler.pipeline import Artifact, build
 from tilewright.frontend.onnx.model import load
@@ -71,4 +72,4 @@ def test_equal_kernels_are_compiled_once() -> None:
     assert artifact.loops is not None
     (kernel,) = artifact.loops.kernels
     twice = replace(artifact.loops, kernels=(kernel, replace(kernel, name="again")))
-    assert f"{kernel.name}(buffers, extents, tile, scratch)" in render(twice, AVX512)["again"]
+    assert f"{kernel.name}(buffers, extents, tile, scratch)" in render(renderable(twice, AVX512), AVX512)["again"]

@@ -18,7 +18,7 @@ import pytest
 from bench.instructions import peak_loops
 from tests.cpu_stages import CPU, Lowered, run_native
 from tests.plans import resized, with_kernels
-from tilewright.backend import backend_for
+from tilewright.backend import backend_for, renderable
 from tilewright.backend.cpu import machine_code
 from tilewright.errors import InternalError
 from tilewright.intrinsics.cpu import CPU as TABLE
@@ -151,10 +151,11 @@ def check(made: Lowered, dot: Dot, pair: Pair, cache: Path, interpreted: bool = 
     results = [made.on_loops(given)[name]] if interpreted else []
     target = target_of(dot)
     dialects = ("portable", "c") if set(dot.features) <= set(CPU.features) else ("portable",)
+    loops = renderable(made.loops, target)
     for dialect in dialects:
-        sources = machine_code.render(made.loops, target, dialect)
+        sources = machine_code.render(loops, target, dialect)
         options = Options(cache_dir=cache, threads=2)
-        with machine_code.load(sources, made.loops, made.program, made.plan, CPU, options) as model:
+        with machine_code.load(sources, loops, made.program, made.plan, CPU, options) as model:
             results.append(run_native(model, made.program, given)[name])
     exact = made.program.outputs[0].dtype.is_int
     for found in results:
@@ -313,7 +314,7 @@ def test_inner_loops_for_sapphire_rapids(name: str, tmp_path: Path) -> None:
     dot, mnemonic = DOTS[name], MNEMONICS[name]
     pair = dot.instructions[-1][0]
     made = lowered(matmul(dot, pair, (256, 192, 512)), target_of(dot))
-    source = machine_code.render(made.loops, target_of(dot))["k0"]
+    source = machine_code.render(renderable(made.loops, target_of(dot)), target_of(dot))["k0"]
     loop = innermost(assembly(source, "sapphirerapids", tmp_path), mnemonic)
     dots = sum(x.startswith(mnemonic) for x in loop)
     reads = sum("(%r" in x and not x.startswith(("lea", "prefetch")) for x in loop)
@@ -332,7 +333,7 @@ def test_inner_loops_for_sapphire_rapids(name: str, tmp_path: Path) -> None:
 def test_rows_of_the_other_type_cost_one_row_more(name: str, tmp_path: Path) -> None:
     dot = DOTS[name]
     made = lowered(matmul(dot, ("int8", "int8"), (256, 192, 512)), target_of(dot))
-    source = machine_code.render(made.loops, target_of(dot))["k0"]
+    source = machine_code.render(renderable(made.loops, target_of(dot)), target_of(dot))["k0"]
     loop = innermost(assembly(source, "sapphirerapids", tmp_path), MNEMONICS[name])
     rows, columns = (n for _, n in made.plan.kernels[0].leaves[0].register)
     assert sum(x.startswith(MNEMONICS[name]) for x in loop) == (rows + 1) * columns // dot.lanes
@@ -343,7 +344,7 @@ def test_dot_products_of_short_vectors_for_alder_lake(tmp_path: Path) -> None:
     dot = DOTS["vnni_int8_256"]
     target = dataclasses.replace(target_of(dot), vector_registers=16)
     made = lowered(matmul(dot, ("uint8", "int8"), (64, 64, 64)), target)
-    text = assembly(machine_code.render(made.loops, target)["k0"], "alderlake", tmp_path)
+    text = assembly(machine_code.render(renderable(made.loops, target), target)["k0"], "alderlake", tmp_path)
     assert not any("(%rsp)" in x for x in innermost(text, "{vex}"))
 
 
@@ -354,6 +355,7 @@ SERVER = [(d, p) for d, p in CASES if d.architecture == "x86_64" and d.lanes == 
 def test_peak_loops_hold_nothing_else(dot: Dot, pair: Pair, tmp_path: Path) -> None:
     loops = peak_loops(dot, pair, 2)
     verify_loops(loops)
+    loops = renderable(loops, target_of(dot))
     text = assembly(machine_code.render(loops, target_of(dot))["peak"], "sapphirerapids", tmp_path)
     row = TABLE[dot.instruction(*pair) or ""]
     mnemonic = re.findall(r'asm__ volatile\("(\w+)|asm__\("(\w+)', row.text["c"] + row.prelude["c"])[-1]
@@ -367,7 +369,7 @@ def test_rounding_to_bfloat16_is_one_instruction_where_there_is_one(tmp_path: Pa
     y = builder.map("y", x.shape, lambda *i: cast(load(x, i), dtypes.bfloat16))
     target = target_of(DOTS["amx_bf16"])
     made = lowered(Program((x,), (y,), tuple(builder.computes), {}), target)
-    text = assembly(machine_code.render(made.loops, target)["k0"], "sapphirerapids", tmp_path)
+    text = assembly(machine_code.render(renderable(made.loops, target), target)["k0"], "sapphirerapids", tmp_path)
     loop = innermost(text, "vcvtneps2bf16")
     words = [x.split()[0] for x in loop if not x.endswith(":")]
     usual = words[: words.index("kortestw")]  # what follows is for denormal numbers alone

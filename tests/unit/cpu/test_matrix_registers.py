@@ -11,7 +11,7 @@ import pytest
 from bench.tile_loads import counted
 from tests.cpu_stages import CPU, Lowered, run_native
 from tests.unit.cpu.test_instructions import assembly, conv, matmul, numbers
-from tilewright.backend import backend_for
+from tilewright.backend import backend_for, renderable
 from tilewright.backend.cpu import machine_code
 from tilewright.intrinsics.cpu import DOTS, TILE_BYTES, TILE_ROWS
 from tilewright.ir.analysis.verify import verify_loops
@@ -62,9 +62,10 @@ def check(made: Lowered, cache: Path, interpreted: bool = True) -> None:
     name = made.program.outputs[0].name
     wanted = evaluate(made.program, given)[name].astype(np.float64)
     found = [made.on_loops(given)[name]] if interpreted else []
-    sources = machine_code.render(made.loops, TARGET, "portable")
+    loops = renderable(made.loops, TARGET)
+    sources = machine_code.render(loops, TARGET, "portable")
     options = Options(cache_dir=cache, threads=2)
-    with machine_code.load(sources, made.loops, made.program, made.plan, CPU, options) as model:
+    with machine_code.load(sources, loops, made.program, made.plan, CPU, options) as model:
         found.append(run_native(model, made.program, given)[name])
     for result in found:
         assert np.abs(result - wanted).max() <= 1e-5 * np.abs(wanted).max()
@@ -167,7 +168,7 @@ def test_one_configuration_serves_columns_that_are_left_over() -> None:
 def test_kernels_compile_for_sapphire_rapids(tmp_path: Path) -> None:
     for program in (matmul(NARROW, PAIR, (70, 50, 1000)), conv(NARROW, PAIR, (1, 14, 14, 40), 40, 3, 1, 1)):
         made = planned(program)
-        text = assembly(machine_code.render(made.loops, TARGET)["k0"], "sapphirerapids", tmp_path)
+        text = assembly(machine_code.render(renderable(made.loops, TARGET), TARGET)["k0"], "sapphirerapids", tmp_path)
         assert "tdpbf16ps" in text and "tileloadd" in text
 
 

@@ -27,6 +27,7 @@ from tests.cpu_stages import (
 from tests.native_models import SIGNATURE, Builder, builder, kernel
 from tests.plans import map_leaves, resized, with_kernels
 from tilewright import Options
+from tilewright.backend import renderable
 from tilewright.backend.cpu import machine_code
 from tilewright.compiler.pipeline import build as compile_graph
 from tilewright.frontend.onnx.model import load
@@ -148,8 +149,9 @@ def made(name: str) -> tuple[Program, ModelImage]:
     graph = load(CASES[name.removesuffix(" narrow")], {})
     found = compile_graph(graph, CPU, Options(stop_after="loops", precision=precision))
     assert found.loops is not None and found.program is not None and found.plan is not None
-    sources = machine_code.render(found.loops, CPU, DIALECT)
-    return found.program, machine_code.model_image(sources, found.loops, found.program, found.plan)
+    loops = renderable(found.loops, CPU)
+    sources = machine_code.render(loops, CPU, DIALECT)
+    return found.program, machine_code.model_image(sources, loops, found.program, found.plan)
 
 
 def outputs_of(program: Program, image: ModelImage, built: Builder, threads: int = 1) -> dict[str, bytes]:
@@ -247,7 +249,8 @@ def cut_along_the_vector(model: ModelProto) -> Lowered:
 
 
 def image_of(made: Lowered) -> ModelImage:
-    return machine_code.model_image(machine_code.render(made.loops, CPU, DIALECT), made.loops, made.program, made.plan)
+    loops = renderable(made.loops, CPU)
+    return machine_code.model_image(machine_code.render(loops, CPU, DIALECT), loops, made.program, made.plan)
 
 
 @pytest.mark.parametrize("name", TILED)

@@ -15,6 +15,7 @@ from onnx import ModelProto, numpy_helper
 from tests.cpu_stages import CPU, error, evaluated, lowered, model_of, programs, random_inputs
 from tests.plans import map_leaves, map_tiles, step_kernels, with_kernels
 from tilewright import Options
+from tilewright.backend import renderable
 from tilewright.backend.cpu import machine_code
 from tilewright.compiler.pipeline import build
 from tilewright.errors import InternalError
@@ -130,7 +131,7 @@ def test_state_and_projection_of_a_step_are_asked_for_before_the_weights() -> No
     kernel = next(k for k in made.loops.kernels if k.step is not None)
     hints = [s for s in statements(kernel.body) if isinstance(s, Instruction) and s.name == PREFETCH]
     assert hints and all(o.buffer in kernel.params for s in hints for o in s.operands)
-    text = machine_code.render(made.loops, N1)[kernel.name]
+    text = machine_code.render(renderable(made.loops, N1), N1)[kernel.name]
     assert 0 < text.index("__builtin_prefetch") < text.index("acc_0")
 
 
@@ -166,7 +167,8 @@ def test_hints_cover_the_lines_of_a_step(kind: str, hidden: int, asks: int) -> N
 
 def test_every_step_gives_a_worker_the_same_tiles() -> None:
     made = lowered(programs(recurrence("GRU", hidden=100))["layout"])
-    image = machine_code.model_image(machine_code.render(made.loops, CPU), made.loops, made.program, made.plan)
+    loops = renderable(made.loops, CPU)
+    image = machine_code.model_image(machine_code.render(loops, CPU), loops, made.program, made.plan)
     steps = {k.name for k in made.loops.kernels if k.step is not None}
     assert {s.balance for s in image.stages if s.kernel in steps} == {"static"}
     assert {s.balance for s in image.stages if s.kernel not in steps} == {"auto"}
@@ -178,7 +180,7 @@ def test_what_is_stored_twice_is_computed_once() -> None:
     kernel = next(k for k in made.loops.kernels if k.step is not None)
     held = [s.buffer for s in statements(kernel.body) if isinstance(s, Alloc) and s.buffer.name.startswith("value")]
     assert held and all(b.memory is Memory.REGISTER for b in held)
-    text = machine_code.render(made.loops, N1)[kernel.name]
+    text = machine_code.render(renderable(made.loops, N1), N1)[kernel.name]
     body = text[text.index(f"void {kernel.name}(") :]
     assert body.count("tw_tanh_") == 2  # the two vectors of a call are a pair
 
@@ -316,7 +318,8 @@ def test_weights_that_stay_near_get_a_place_of_their_own() -> None:
     weights = next(name for name, _ in plan.layouts if "recurrence" in name)
     kept_near = keeping(plan, Hold(weights, fill="read"))
     made = lowered(program, plan=Plan.from_json(kept_near.to_json()), target=N1)
-    image = machine_code.model_image(machine_code.render(made.loops, N1), made.loops, made.program, made.plan)
+    loops = renderable(made.loops, N1)
+    image = machine_code.model_image(machine_code.render(loops, N1), loops, made.program, made.plan)
     (kept,) = image.kept
     shape = dict(plan.layouts)[weights].storage_shape((4, 84, 84))
     assert (kept.bytes, kept.parts) == (prod(extent_of(e) for e in shape) * 4, 2)

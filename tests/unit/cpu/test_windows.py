@@ -9,6 +9,7 @@ import pytest
 
 from tests.cpu_stages import CPU, run_native
 from tests.unit.cpu.test_instructions import assembly, innermost, lowered, numbers, target_of
+from tilewright.backend import renderable
 from tilewright.backend.cpu import machine_code
 from tilewright.intrinsics.cpu import WINDOW_DOTS, Dot
 from tilewright.ir.forms import dtypes
@@ -86,10 +87,11 @@ def test_windows_are_exact(name: str, dot: Dot, cache: Path) -> None:
     wanted = evaluate(made.program, given)["y"]
     assert np.array_equal(made.on_loops(given)["y"], wanted)
     dialects = ("portable", "c") if set(dot.features) <= set(CPU.features) else ("portable",)
+    loops = renderable(made.loops, target_of(dot))
     for dialect in dialects:
-        sources = machine_code.render(made.loops, target_of(dot), dialect)
+        sources = machine_code.render(loops, target_of(dot), dialect)
         with machine_code.load(
-            sources, made.loops, made.program, made.plan, CPU, Options(cache_dir=cache, threads=2)
+            sources, loops, made.program, made.plan, CPU, Options(cache_dir=cache, threads=2)
         ) as model:
             assert np.array_equal(run_native(model, made.program, given)["y"], wanted)
 
@@ -100,8 +102,9 @@ def test_few_channels_run_as_any_sum(channels: int, cache: Path) -> None:
     made = lowered(window(dot, (1, 6, 7, channels), (3, 3), 1, (1, 1, 1, 1)), target_of(dot))
     assert all(n.instruction is None for k in made.plan.kernels for n in k.leaves)
     given = {"x": numbers(dtypes.int8, (1, 6, 7, channels), 3)}
-    sources = machine_code.render(made.loops, target_of(dot), "portable")
-    with machine_code.load(sources, made.loops, made.program, made.plan, CPU, Options(cache_dir=cache)) as model:
+    loops = renderable(made.loops, target_of(dot))
+    sources = machine_code.render(loops, target_of(dot), "portable")
+    with machine_code.load(sources, loops, made.program, made.plan, CPU, Options(cache_dir=cache)) as model:
         assert np.array_equal(run_native(model, made.program, given)["y"], evaluate(made.program, given)["y"])
 
 
@@ -109,7 +112,7 @@ def test_bytes_are_rounded_by_adding() -> None:
     """No conversion and no lane by itself between the sums and the store."""
     dot = WINDOW_DOTS["sdot_int8_lanes"]
     made = lowered(window(dot, (1, 9, 16, 32), (3, 3), 1, (1, 1, 1, 1)), target_of(dot))
-    source = machine_code.render(made.loops, target_of(dot))["k0"]
+    source = machine_code.render(renderable(made.loops, target_of(dot)), target_of(dot))["k0"]
     assert "tw_int8_of_rounded_4v4f32" in source and "nearbyint" not in source and "lanes[" not in source
 
 
@@ -119,6 +122,6 @@ def test_bytes_are_rounded_by_adding() -> None:
 def test_loops_for_x86_spill_nothing(name: str, processor: str, tmp_path: Path) -> None:
     dot = WINDOW_DOTS[name]
     made = lowered(window(dot, (1, 12, 32, 64), (3, 3), 1, (1, 1, 1, 1), is_bytes=False), target_of(dot))
-    source = machine_code.render(made.loops, target_of(dot))["k0"]
+    source = machine_code.render(renderable(made.loops, target_of(dot)), target_of(dot))["k0"]
     loop = innermost(assembly(source, processor, tmp_path), "vpdpbusd" if "256" not in name else "{vex}")
     assert not any("(%rsp)" in x for x in loop)

@@ -24,7 +24,7 @@ from tilewright.options import Options
 from tilewright.runtime import nvrtc
 from tilewright.target import machine
 from tilewright.tile_graph.check.kernels import check_plan
-from tilewright.tile_graph.plan.form import Leaf, Tile
+from tilewright.tile_graph.plan.form import COPIES, Leaf, Tile
 from tilewright.tile_graph.plan.leaf_form import FragmentForm
 
 FLOAT, INT8, UINT8, INT32 = TensorProto.FLOAT, TensorProto.INT8, TensorProto.UINT8, TensorProto.INT32
@@ -232,7 +232,7 @@ def in_groups(name: str) -> Artifact:
             return replace(tile, count=128)
         if tile.over == "warps":
             return replace(tile, sizes=(("m", 16), ("n", 64)), axes=tuple(replace(a, extent=64) for a in tile.axes))
-        return replace(tile, holds=tuple(replace(h, stages=3, layout="swizzled") if h.fill == "copy" else h
+        return replace(tile, holds=tuple(replace(h, stages=3, layout="swizzled") if h.fill in COPIES else h
                                          for h in tile.holds))  # fmt: skip
 
     def leaves(leaf: Leaf) -> Leaf:

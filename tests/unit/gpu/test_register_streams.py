@@ -35,7 +35,7 @@ from tilewright.runtime.emulator import Contract, EmulatedModule
 from tilewright.schedule.planner import make_plan
 from tilewright.target import machine
 from tilewright.tile_graph.check.kernels import check_plan
-from tilewright.tile_graph.plan.form import Plan, Tile
+from tilewright.tile_graph.plan.form import ASYNC, Plan, Tile
 from tilewright.tile_graph.plan.leaf_form import FragmentForm, ThreadForm
 from tilewright.tile_graph.plan.text import plan_text
 from tilewright.transform.clean.fold import fold_constants
@@ -229,10 +229,10 @@ def test_a_plan_says_what_warps_keep() -> None:
     warps = warps_of(plan)
     stream = warps.stream
     assert stream is not None and stream.level == "registers" and Plan.from_json(plan.to_json()) == plan
-    assert [h.tensor for h in stream.holds if h.fill == "copy"] == ["k", "v"]
-    assert [h.tensor for h in warps.holds if h.fill == "copy"] == ["q"]
+    assert [h.tensor for h in stream.holds if h.fill == ASYNC] == ["k", "v"]
+    assert [h.tensor for h in warps.holds if h.fill == ASYNC] == ["q"]
     assert {h.tensor for h in stream.holds if h.mode == "carry"} == {"p_max", "p_sum", "o"}
-    assert "k by copy in 2 stages swizzled" in plan_text(plan) and dict(stream.sizes)["s"] < 256
+    assert "k by async copy in 2 stages swizzled" in plan_text(plan) and dict(stream.sizes)["s"] < 256
 
 
 def refused(change: Callable[[Plan], Plan]) -> str:

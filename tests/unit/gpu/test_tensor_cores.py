@@ -34,7 +34,7 @@ from tilewright.runtime.cache import Cache
 from tilewright.runtime.emulator import Contract, EmulatedModule
 from tilewright.target import machine
 from tilewright.tile_graph.check.kernels import check_plan
-from tilewright.tile_graph.plan.form import Hold, Leaf, Plan, Tile
+from tilewright.tile_graph.plan.form import ASYNC, COPIED, COPIES, Hold, Leaf, Plan, Tile
 from tilewright.tile_graph.plan.leaf_form import FragmentForm, ThreadForm
 from tilewright.tile_graph.plan.text import plan_text
 
@@ -240,10 +240,10 @@ def test_a_plan_says_how_warps_share_a_product() -> None:
     (warps,) = [t for t in kernel.walk() if isinstance(t, Tile) and t.over == "warps"]
     (around,) = [t for t in kernel.walk() if isinstance(t, Tile) and warps in t.body]
     assert warps.level == "registers" and warps.leaves[0].instruction == "mma_float16"
-    assert [h.fill for h in around.holds] == ["copy", "copy"] and [h.tensor for h in around.holds] == ["a", "b"]
+    assert [h.fill for h in around.holds] == [ASYNC, ASYNC] and [h.tensor for h in around.holds] == ["a", "b"]
     assert Plan.from_json(plan.to_json()) == plan
     text = plan_text(plan)
-    assert "holds a by copy swizzled, b by copy swizzled" in text
+    assert "holds a by async copy swizzled, b by async copy swizzled" in text
     assert "over warps" in text and "by mma_float16 step" in text
 
 
@@ -258,7 +258,7 @@ def refused(change: Callable[[Plan], Plan]) -> str:
 
 def holds(change: Callable[[Hold], Hold]) -> Callable[[Plan], Plan]:
     def changed(tile: Tile) -> Tile:
-        return replace(tile, holds=tuple(change(h) if h.fill == "copy" else h for h in tile.holds))
+        return replace(tile, holds=tuple(change(h) if h.fill in COPIES else h for h in tile.holds))
 
     return lambda plan: map_tiles(plan, changed)
 
@@ -281,6 +281,7 @@ def leaves(change: Callable[[Leaf], Leaf]) -> Callable[[Plan], Plan]:
         (holds(lambda h: replace(h, stages=0)), "'a' in 0 stages, swizzled"),
         (holds(lambda h: replace(h, layout="turned")), "a layout is one of"),
         (holds(lambda h: replace(h, fill="read")), "has stages or a layout: only what is brought by copy has"),
+        (holds(lambda h: replace(h, fill="bulk")), "'a' is brought by 'bulk', which there is not"),
         (holds(lambda h: replace(h, stages=3 if h.tensor == "a" else 2)), "walk through as many stages each"),
         (holds(lambda h: replace(h, tensor="o")), "it brings 'o', which leaf 'o' does not read"),
         (holds(lambda h: replace(h, stages=400)), "bytes at shared, which has"),
@@ -292,7 +293,7 @@ def leaves(change: Callable[[Leaf], Leaf]) -> Callable[[Plan], Plan]:
         (leaves(lambda x: replace(x, form=ThreadForm())), "cuts the rows and the columns of one leaf on matrices"),
         (leaves(lambda x: replace(x, form=FragmentForm("mma_int3"))), "no instruction 'mma_int3'"),
     ],
-    ids=range(13),
+    ids=range(14),
 )
 def test_what_the_grammar_refuses(change: Callable[[Plan], Plan], expected: str) -> None:
     message = refused(change)
@@ -310,9 +311,39 @@ def test_stages_and_layouts_change_the_kernel() -> None:
     lower = backend_for(machine("cuda-emulated")).lower_kernel
     texts = set()
     for change in (lambda h: h, lambda h: replace(h, stages=2), lambda h: replace(h, layout=None),
-                   lambda h: replace(h, layout="padded")):  # fmt: skip
+                   lambda h: replace(h, layout="padded"), lambda h: replace(h, fill=COPIED)):  # fmt: skip
         texts.add(loops_text(lower_program(artifact.program, holds(change)(plan_of("cut")), lower)))
-    assert len(texts) == 4
+    assert len(texts) == 5
+
+
+def test_operands_come_as_their_holds_say() -> None:
+    """By copies that are waited for, or by what threads read and store: older plans say `copy` of all."""
+    from tilewright.backend import backend_for
+    from tilewright.lower.program import lower_program
+
+    artifact = compiled("cut")
+    assert artifact.program is not None and ASYNC in plan_of("cut").to_json()
+    older = Plan.from_json(plan_of("cut").to_json().replace(f'"{ASYNC}"', f'"{COPIED}"'))
+    check_plan(older, artifact.program, machine("cuda-emulated"))
+    (kernel,) = lower_program(artifact.program, older, backend_for(machine("cuda-emulated")).lower_kernel).kernels
+    assert not any(name.startswith("copy_async") for name in instructions(kernel))
+    run = run_of("cut", kernel)
+    run_kernel(kernel, dict(zip(kernel.params, run.arrays, strict=True)), instructions=MEANINGS)
+    assert_close(run.result, run.expected)
+
+
+@pytest.mark.parametrize("name", ["odd", "converted"])
+def test_what_does_not_lie_in_packets_is_not_copied_so(name: str) -> None:
+    """Rows of an odd length, and values that are converted on their way."""
+    from tilewright.backend import backend_for
+    from tilewright.lower.program import lower_program
+
+    artifact = compiled(name)
+    assert artifact.program is not None
+    asked = holds(lambda h: replace(h, fill=ASYNC))(plan_of(name))
+    assert asked != plan_of(name)
+    with pytest.raises(InternalError, match="does not lie in packets that an async copy could bring for 'o"):
+        lower_program(artifact.program, asked, backend_for(machine("cuda-emulated")).lower_kernel)
 
 
 def in_groups(plan: Plan, count: int) -> Plan:

@@ -35,7 +35,7 @@ from tilewright.runtime.emulator import Contract, EmulatedModule
 from tilewright.schedule.planner import make_plan
 from tilewright.target import machine
 from tilewright.tile_graph.check.kernels import check_plan
-from tilewright.tile_graph.plan.form import Leaf, Tile
+from tilewright.tile_graph.plan.form import COPIES, Leaf, Tile
 from tilewright.tile_graph.plan.leaf_form import FragmentForm
 from tilewright.tile_graph.plan.text import plan_text
 from tilewright.transform.layout.choose import choose_layouts
@@ -180,7 +180,7 @@ def grouped(anew: int, stages: int = 3) -> Artifact:
             return replace(tile, count=128)
         if tile.over == "warps":
             return replace(tile, sizes=(("m", 16), ("n", 64)), axes=tuple(replace(a, extent=64) for a in tile.axes))
-        holds = tuple(replace(h, stages=stages, layout="swizzled") for h in tile.holds if h.fill == "copy")
+        holds = tuple(replace(h, stages=stages, layout="swizzled") for h in tile.holds if h.fill in COPIES)
         return replace(tile, holds=holds) if holds else tile
 
     def leaves(leaf: Leaf) -> Leaf:

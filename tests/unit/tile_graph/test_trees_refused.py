@@ -217,6 +217,10 @@ COPIES: dict[str, tuple[Callable[[], Plan], str]] = {
         lambda: staged(holding("w", layout="swizzled")),
         "'w' has a layout: a tile holds both operands of the warps in it, others have none",
     ),
+    "copies under way without warps": (
+        lambda: staged(holding("w", fill="async copy")),
+        "it brings 'w' by async copy, which only operands of warps come by",
+    ),
     "stages of another number": (
         lambda: staged(holding("w", stages=3)),
         "what one tile holds in stages has as many of them each",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.backend.cpu import machine_code
+from tilewright.backend.cpu.kernel.chains import join_calls
 from tilewright.backend.cpu.kernel.homes import farthest_hold
 from tilewright.backend.cpu.kernel.inner import tile_again
 from tilewright.backend.cpu.kernel.lower import CpuKernel, lower_cpu_kernel
@@ -41,6 +42,7 @@ from tilewright.ir.forms.loops import LoopProgram
 from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.lower.kernel import Binding, ScanView
 from tilewright.lower.placed import Tree, tree_of
+from tilewright.lower.unroll import unroll
 from tilewright.options import Options
 from tilewright.runtime.cores import usable_cores
 from tilewright.runtime.processor import microarchitecture, processor_name
@@ -143,6 +145,13 @@ class CpuBackend(Backend):
 
     def early(self, target: Target, options: Options) -> AbstractContextManager[Any]:
         return machine_code.early(target, options)
+
+    def unroll(self, loops: LoopProgram) -> LoopProgram:
+        return replace(loops, kernels=tuple(map(unroll, loops.kernels)))
+
+    def join_calls(self, loops: LoopProgram, target: Target) -> LoopProgram:
+        joined = tuple(join_calls(k, target.calls_together) for k in loops.kernels)
+        return loops if joined == loops.kernels else replace(loops, kernels=joined)
 
     def render(self, loops: LoopProgram, target: Target, *, early: Any = None) -> dict[str, str]:
         return machine_code.render(loops, target, early=early)

@@ -9,7 +9,6 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
-from tilewright.backend.cpu.kernel.chains import holds_calls, join_calls
 from tilewright.errors import ToolError
 from tilewright.intrinsics.cpu import CPU
 from tilewright.ir.forms.compute import Program
@@ -17,7 +16,6 @@ from tilewright.ir.forms.expr import loads
 from tilewright.ir.forms.loops import If, Instruction, Kernel, LoopProgram, Memory, Store, statements
 from tilewright.ir.forms.tensor import elements
 from tilewright.lower.memory import arena, scratch
-from tilewright.lower.unroll import unroll
 from tilewright.lower.weights import pack_weights
 from tilewright.options import Options
 from tilewright.render.c import render_as, render_kernel
@@ -90,16 +88,14 @@ def _objects(options: Options) -> ObjectCompiler:
 def render(
     loops: LoopProgram, target: Target, dialect: str = "c", early: ObjectCompiler | None = None
 ) -> dict[str, str]:
-    """C source of every distinct kernel; `early` begins with each file of them as soon as it is written."""
-    most = target.calls_together
+    """C source of every distinct kernel, unrolled already; `early` begins with each file of them as soon as it is
+    written."""
     sources: dict[str, str] = {}
     first: dict[str, str] = {}  # the kernel that has a text, by that without its name
 
     def written() -> Iterator[tuple[str, str]]:
         for k in loops.kernels:
-            written_out = unroll(k)
-            joined = join_calls(written_out, most) if holds_calls(k) else written_out
-            text = render_kernel(joined, scratch(k)[0], dialect)
+            text = render_kernel(k, scratch(k)[0], dialect)
             same = first.setdefault(text.replace(f"void {k.name}(", "void ("), k.name)
             sources[k.name] = text if same == k.name or dialect != "c" else render_as(k.name, same)
             yield k.name, sources[k.name]

@@ -122,7 +122,7 @@ class _KernelCheck:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._buffers: set[Buffer] = set()
-        self._names: set[str] = set()
+        self._names: dict[str, Buffer] = {}
         self._loops: list[For] = []
         self._axes: set[Axis] = set() if kernel.step is None else {kernel.step}
         self._divergent = 0  # conditions and loops around in which the threads of a block may part ways
@@ -138,9 +138,9 @@ class _KernelCheck:
         self._body(self._kernel.body)
 
     def _declare(self, buffer: Buffer) -> None:
-        if buffer.name in self._names:
+        # copies of a loop that is written out have the same buffer, one after the other
+        if self._names.setdefault(buffer.name, buffer) is not buffer or buffer in self._buffers:
             raise self.fail(f"the name {buffer.name} is used twice")
-        self._names.add(buffer.name)
         for extent in buffer.shape:
             if buffer.memory is not Memory.GLOBAL and static(extent) is None:
                 raise self.fail(f"{buffer.memory.value} buffer {buffer.name} has the extent {extent!r}")

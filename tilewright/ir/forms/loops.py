@@ -41,7 +41,7 @@ class Scope(Enum):
 
 @dataclass(frozen=True, eq=False)
 class Buffer:
-    """Storage with a row-major shape. Identity counts; names are unique within a kernel."""
+    """Storage with a row-major shape. Identity counts; names are unique within a kernel. One may be allocated again."""
 
     name: str
     shape: tuple[Extent, ...]

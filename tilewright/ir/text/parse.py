@@ -49,7 +49,8 @@ from tilewright.ir.forms.compute import (
     Sort,
     plain_monoid,
 )
-from tilewright.ir.forms.expr import Axis, State, Symbol, state
+from tilewright.ir.forms.dtypes import DType
+from tilewright.ir.forms.expr import Axis, Extent, State, Symbol, state
 from tilewright.ir.forms.graph import Form
 from tilewright.ir.forms.loops import (
     Alloc,
@@ -301,6 +302,10 @@ class _ProgramReader(Reader):
 
 
 class _LoopsReader(Reader):
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._buffers: dict[tuple[str, tuple[Extent, ...], DType, Memory], Buffer] = {}  # of a kernel
+
     def loops(self) -> LoopProgram:
         self._expect("loops")
         tensors: list[Storage] = []
@@ -331,6 +336,7 @@ class _LoopsReader(Reader):
 
     def _kernel(self) -> Kernel:
         self._sources, self._symbols, self._axes = {}, {}, {}
+        self._buffers.clear()
         name = self._name()
         # symbols stand behind the parameters whose shapes use them: read the parameters again once they are known
         start = self._place
@@ -360,9 +366,10 @@ class _LoopsReader(Reader):
         word = self._peek().text
         memory = Memory(self._next().text) if word in {m.value for m in Memory} else Memory.GLOBAL
         dtype = self._dtype()
-        buffer = Buffer(name, self._shape(), dtype, memory)
-        self._sources[name] = buffer
-        return buffer
+        found = (name, self._shape(), dtype, memory)
+        # one that is alike is the same again: copies of a loop that is written out share it
+        self._sources[name] = self._buffers.setdefault(found, Buffer(*found))
+        return self._buffers[found]
 
     def _block(self) -> tuple[Stmt, ...]:
         self._expect("{")

@@ -28,7 +28,9 @@ from tilewright.tile_graph.check.units import (
 from tilewright.tile_graph.check.windows import check_windows, has_windows
 from tilewright.tile_graph.meaning.outside import is_filled
 from tilewright.tile_graph.plan.form import (
+    ASYNC,
     COPIED,
+    COPIES,
     HANDED_OUT,
     LAYOUTS,
     MODES,
@@ -43,7 +45,7 @@ from tilewright.tile_graph.plan.leaf_form import FragmentForm
 from tilewright.tile_graph.traffic.held import held_bytes, inner_bytes, leaf_nest, plan_nests
 from tilewright.tile_graph.traffic.residence import reuse_distances
 
-_FILLS = (None, "read", "prefetch", COPIED)
+_FILLS = (None, "read", "prefetch", *COPIES)
 
 
 def check_plan(plan: Plan, program: Program, target: Target | Cluster | None = None, measured: bool = True) -> None:
@@ -239,7 +241,7 @@ class _Walker:
             if hold.axis is not None and hold.axis not in dict(tile.sizes):
                 raise ValueError(f"'{hold.tensor}' is carried along '{hold.axis}', which this tile does not walk")
             if any(isinstance(n, Tile) and n.over == "warps" for n in (*around, tile, *tile.body)):
-                if hold.fill == COPIED or hold.stages != 1 or hold.layout is not None:
+                if hold.fill in COPIES or hold.stages != 1 or hold.layout is not None:
                     self._ring(tile, hold, around)
             else:
                 self._stages(tile, hold, around)
@@ -259,16 +261,20 @@ class _Walker:
     def _stages(self, tile: Tile, hold: Hold, around: Sequence[Tile]) -> None:
         in_kernel = any(t.is_kernel for t in (*around, tile))
         check_stages(tile, hold, self.computes, in_kernel)
+        if hold.fill == ASYNC:
+            raise ValueError(f"it brings '{hold.tensor}' by {ASYNC}, which only operands of warps come by")
         if in_kernel and hold.fill == COPIED:
             check_copied(tile, hold)
 
     def _ring(self, tile: Tile, hold: Hold, around: Sequence[Tile]) -> None:
-        if hold.fill != COPIED:
+        if hold.fill not in COPIES:
             raise ValueError(f"'{hold.tensor}' has stages or a layout: only what is brought by {COPIED} has")
         if hold.stages < 1 or hold.layout not in LAYOUTS:
             raise ValueError(f"'{hold.tensor}' in {hold.stages} stages, {hold.layout}; a layout is one of {LAYOUTS}")
-        if len({h.stages for h in tile.holds if h.fill == COPIED}) > 1:
+        if len({h.stages for h in tile.holds if h.fill in COPIES}) > 1:
             raise ValueError("the operands of one leaf walk through as many stages each")
+        if hold.fill == ASYNC and self.target is not None and not self.target.copies_tiles:
+            raise ValueError(f"it brings '{hold.tensor}' by {ASYNC}, which {self.target.name} does not have")
         if _in_registers((*around, tile)):
             read = {t.name for leaf in tile.leaves for name in (leaf.core, *leaf.composed)
                     for t in reads(self.computes[name])}  # fmt: skip
@@ -289,7 +295,7 @@ class _Walker:
         if tile.stream is not None:
             self._streaming_warps(tile, lanes)
             return
-        if not lanes or not around[-1].holds or any(h.fill != COPIED for h in around[-1].holds):
+        if not lanes or not around[-1].holds or any(h.fill not in COPIES for h in around[-1].holds):
             raise ValueError("warps stand in a tile that brings their operands, among a block's threads")
         leaves = [n for n in tile.body if isinstance(n, Leaf)]
         options = leaves[0].form if len(leaves) == len(tile.body) == 1 else None

@@ -17,7 +17,7 @@ from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.occurrences import base_name, told_apart
 from tilewright.tile_graph.algebra.parts import Limits, between_barriers, boxes_at
 from tilewright.tile_graph.algebra.propagate import Box, Range, extent_of, merge, reads_box, whole
-from tilewright.tile_graph.plan.form import COPIED, Hold, Leaf, Tile, TileAxis
+from tilewright.tile_graph.plan.form import COPIES, Hold, Leaf, Tile, TileAxis
 from tilewright.tile_graph.traffic.held import plan_nests
 
 Ranges = Mapping[str, Range]  # the part of each axis that Tiles around cut
@@ -25,7 +25,7 @@ Axes = Mapping[str, TileAxis]
 Span = tuple[tuple[int, int], ...]  # of a tensor by dimension: first place and elements
 
 def is_filled(hold: Hold) -> bool:
-    return hold.fill == COPIED
+    return hold.fill in COPIES
 
 
 def parts_of(tile: Tile, ranges: Ranges, axes: Axes) -> Iterator[dict[str, Range]]:

@@ -43,7 +43,10 @@ RUNS = ("order", "together")  # the children of a Tile: one after the other, or 
 # of a nest: all of it, or a carried state begun, updated, ended; or the copy that fills a Hold
 PARTS = ("whole", "start", "step", "finish", "copy")
 MODES = ("store", "carry", "rolling")
-COPIED = "copy"  # how a Hold is filled from the nearest Hold of the same tensor farther away, or written back to it
+# how a Hold is filled from the nearest Hold of the same tensor farther away, or written back to it: by whoever runs
+# what is below, which loads, may compute, and stores; or by copies that are under way until they are waited for
+COPIED, ASYNC = "copy", "async copy"
+COPIES = (COPIED, ASYNC)
 # of operands that warps share: packets of a line as they come, exchanged, or one more a line
 LAYOUTS = (None, "swizzled", "padded")
 
@@ -125,9 +128,10 @@ class Hold:
     `store`: the part of it that the Tile covers. `carry`: the state of a reduction along `axis`, from part to part of
     the Tile that walks it. `rolling`: a window that moves along `axis`; what overlaps is kept.
     With `fill` it is brought here from farther away, in `issue` (a kernel's name) where that starts earlier; what a
-    leaf below stores is written back instead. Around warps, filled by `copy`, it is an operand of the leaf below in
-    parts of the leaf's step, the sum's rows before its columns. Of several `stages` the copies of later parts are under
-    way while one is used. `layout` says how a line lies in the banks.
+    leaf below stores is written back instead. Around warps it is an operand of the leaf below in parts of the leaf's
+    step, the sum's rows before its columns: by `async copy` in packets as they lie in memory, by `copy` as threads read
+    or compute it. Of several `stages` later parts are brought while one is used. `layout` says how a line lies in the
+    banks.
     """
 
     tensor: str

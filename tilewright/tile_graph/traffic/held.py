@@ -14,7 +14,7 @@ from tilewright.tile_graph.algebra.occurrences import apart_nests, told_apart
 from tilewright.tile_graph.algebra.parts import between_barriers
 from tilewright.tile_graph.algebra.propagate import Box, Range, box_elements, extent_of, propagate, whole
 from tilewright.tile_graph.algebra.streams import stream_of
-from tilewright.tile_graph.plan.form import COPIED, Leaf, Tile, TileAxis
+from tilewright.tile_graph.plan.form import COPIES, Leaf, Tile, TileAxis
 from tilewright.tile_graph.plan.leaf_form import FragmentForm
 from tilewright.tile_graph.traffic.moving import footprint
 
@@ -115,7 +115,7 @@ def _stream_rings(kernel: Tile) -> int:
     for leaf in (x for x in walked.leaves if isinstance(x.form, FragmentForm)):
         form = leaf.options(FragmentForm)
         width = FORMS[form.instruction].operand.bytes
-        stages = next(h.stages for h in walked.holds if h.fill == COPIED)
+        stages = next(h.stages for h in walked.holds if h.fill in COPIES)
         if leaf.part == "whole":
             block = -(-dict(walked.sizes)[walked.sizes[0][0]] // 16) * 16
             total += width * form.step * (rows + stages * block)

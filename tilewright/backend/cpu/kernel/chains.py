@@ -33,14 +33,11 @@ from tilewright.lower.nesting import alloc
 _AHEAD = 16  # calls are looked for in so many statements
 
 
-def holds_calls(kernel: Kernel) -> bool:
-    """Whether there are any: a look at a kernel before its UNROLL loops are written out is a short one."""
-    stored = (s.value for s in statements(kernel.body) if isinstance(s, Store))
-    return any(isinstance(n, Op) and n.op.name in CHAINS for value in stored for n in walk(value))
-
-
 def join_calls(kernel: Kernel, most: int) -> Kernel:
     """The same kernel, with so many calls together at most. Its UNROLL loops are written out already."""
+    stored = (s.value for s in statements(kernel.body) if isinstance(s, Store))
+    if not any(isinstance(n, Op) and n.op.name in CHAINS for value in stored for n in walk(value)):
+        return kernel
     taken = {b.name for b in kernel.params}
     taken |= {s.buffer.name for s in statements(kernel.body) if isinstance(s, Alloc)}
     return Kernel(kernel.name, kernel.params, _body(kernel.body, taken, most), kernel.symbols, kernel.step)

@@ -137,7 +137,7 @@ def shared_out(
     registers = context.target.registers.name
     kept = planned(nests, leaves, stream, choice.tile, choice.block, choice.tiles, context.target)
     if kept is not None:
-        return in_registers(kernel, nests, *kept, registers)
+        return in_registers(kernel, nests, *kept, registers, context)
     part = block_of(nests, dict(choice.tile), stream, choice.block)
     fragments = choose_fragments(nests, leaves, part.boxes, part.limits, part.blocks, choice.footprint, context)
-    return with_warps(kernel, nests, fragments, registers)
+    return with_warps(kernel, nests, fragments, registers, context)

@@ -17,6 +17,7 @@ from tilewright.backend.gpu.matrix.epilogue import MatrixEpilogue
 from tilewright.backend.gpu.matrix.sides import Side, Sides
 from tilewright.backend.gpu.threads.nest import GpuNest, Spot, guarded, known_true_left_out
 from tilewright.backend.gpu.threads.pipeline import Copies, Gathered, pipelined, sync
+from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu_matrix import FORMS, LaneMap
 from tilewright.ir.analysis.products import is_zero
 from tilewright.ir.analysis.simplify import linear, simplify
@@ -43,7 +44,7 @@ from tilewright.ir.forms.loops import Buffer, For, ForKind, If, Instruction, Mem
 from tilewright.ir.meaning.instruct import WARP
 from tilewright.lower.nesting import alloc, unrolled
 from tilewright.target.instruction_sets import BANK_PACKETS
-from tilewright.tile_graph.plan.form import Hold
+from tilewright.tile_graph.plan.form import ASYNC, COPIED, Hold
 from tilewright.tile_graph.plan.leaf_form import FragmentForm
 
 SWIZZLED, PADDED = "swizzled", "padded"
@@ -283,11 +284,14 @@ class MatrixContract:
     def fill(
         self, number: int, at: Expr, slot: Expr, start: Expr, fixed: dict[Axis, Expr], valid: Sequence[Expr]
     ) -> list[tuple[Stmt, ...]]:
-        """All threads bring one part of an operand: packets where memory has them, elements otherwise; in groups."""
+        """All threads bring one part of an operand, by copies of packets or as they compute it: in packets where lines
+        have whole ones, elements otherwise; in groups."""
         ring = self.ring(number)
-        lane = Axis("lane", ring.packet)
         count = ring.lines * ring.packets
-        if self._packets(ring, at, start, fixed, lane):
+        if ring.hold.fill == ASYNC:
+            if not self._packets(ring, at, start, fixed, Axis("lane", ring.packet)):
+                raise InternalError(f"'{ring.hold.tensor}' does not lie in packets that an {ASYNC} could bring for "
+                                    f"'{self.base.nest.tensor.name}': its tile holds it by {COPIED}")  # fmt: skip
             return self._shared_out(count, lambda flat: self._copy(ring, flat, slot, at, start, fixed, valid))
         if self._whole_lines(ring):
             made = self._shared_out(count, lambda flat: self._compute(ring, flat, slot, at, start, fixed, valid))

@@ -24,7 +24,7 @@ from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.expr import Axis, Expr, Load, all_of, const, is_op, load, op, replace_nodes, substitute, var
 from tilewright.ir.forms.loops import Buffer, For, ForKind, Instruction, Memory, Operand, Stmt, Store
 from tilewright.lower.nesting import alloc, unrolled
-from tilewright.tile_graph.plan.form import Hold
+from tilewright.tile_graph.plan.form import ASYNC, Hold
 from tilewright.tile_graph.plan.leaf_form import FragmentForm
 
 _LANES = FETCHED // PLACES  # that share a column
@@ -87,6 +87,8 @@ class PackedContract(MatrixContract):
         if number == 0:
             return super().fill(number, at, slot, start, fixed, valid)
         ring = self.ring(1)
+        if ring.hold.fill != ASYNC:
+            raise InternalError(f"'{ring.hold.tensor}' has codes: '{self.base.nest.tensor.name}' takes them by {ASYNC}")
 
         def codes(flat: Expr) -> tuple[Stmt, ...]:
             line, packet = simplify(flat // ring.packets), simplify(flat % ring.packets)

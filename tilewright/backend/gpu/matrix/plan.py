@@ -35,12 +35,13 @@ from tilewright.intrinsics.gpu_matrix import FORMS, ROW_BYTES
 from tilewright.ir.analysis.terms import TERMS, terms_of
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.expr import Axis, Load, axes_of, loads, var, walk
+from tilewright.ir.forms.tensor import Tensor
 from tilewright.ir.meaning.instruct import WARP
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.context import NestContext, offset_of, stride
 from tilewright.tile_graph.algebra.nest import Nest, data_cost
 from tilewright.tile_graph.algebra.propagate import Box, Range, Size, extent_of
-from tilewright.tile_graph.plan.form import COPIED, Barrier, Bind, Hold, Leaf, Tile, TileAxis
+from tilewright.tile_graph.plan.form import ASYNC, COPIED, Barrier, Bind, Hold, Leaf, Tile, TileAxis
 
 LEAST_ROWS = 8  # rows and columns, and _LEAST_SUMMED steps of the sum, below which fragments are mostly empty
 _LEAST_SUMMED = 16
@@ -91,20 +92,25 @@ def ways_of(nest: Nest, leaf: Leaf, nests: Sequence[Nest], context: NestContext)
     """How the rows' operand and the columns' come to shared memory: copied as they lie in memory, computed packet by
     packet, or element by element."""
     sides = sides_of_leaf(nest, leaf)
-    inside = {t for n in nests for t in n.stores}
-    innermost = nest.named(leaf.order[-1])
-
-    def way(side: Side, along_sum: bool) -> int:
-        lane = innermost if along_sum else side.axes[-1]
-        if extent_of(lane.extent) % FORMS[leaf.instruction or ""].packet:
-            return BY_ELEMENT
-        read, conditions = guarded_read(side.value)
-        copied = isinstance(read, Load) and read.source not in inside and lane not in axes_of(*conditions)
-        return COPIED_AS_IT_LIES if copied else COMPUTED
-
-    rows, columns = runs_of(nest, leaf, context)
+    inside = frozenset(t for n in nests for t in n.stores)
+    rows = way_of(sides.rows, nest, leaf, inside, context)
     packed = packed_columns(nest, leaf)
-    return way(sides.rows, rows), way(sides.columns, columns) if packed is None else UNPACKED[packed.bits]
+    return rows, way_of(sides.columns, nest, leaf, inside, context) if packed is None else UNPACKED[packed.bits]
+
+
+def way_of(side: Side, nest: Nest, leaf: Leaf, inside: frozenset[Tensor], context: NestContext) -> int:
+    """The same of one operand; what is `inside` is not read from memory."""
+    lane = nest.named(leaf.order[-1]) if runs_along(side, leaf, context) else side.axes[-1]
+    if extent_of(lane.extent) % FORMS[leaf.instruction or ""].packet:
+        return BY_ELEMENT
+    read, conditions = guarded_read(side.value)
+    copied = isinstance(read, Load) and read.source not in inside and lane not in axes_of(*conditions)
+    return COPIED_AS_IT_LIES if copied else COMPUTED
+
+
+def fill_by(way: int) -> str:
+    """What a Hold says of an operand that comes in a way."""
+    return ASYNC if way in (COPIED_AS_IT_LIES, *UNPACKED.values()) else COPIED
 
 
 def packed_columns(nest: Nest, leaf: Leaf) -> Packed | None:
@@ -122,16 +128,16 @@ def steps_of(nest: Nest, leaf: Leaf) -> tuple[int, ...]:
 def runs_of(nest: Nest, leaf: Leaf, context: NestContext) -> Both:
     """Whether lines of memory run along the sum, of the rows' operand and of the columns'."""
     sides = sides_of_leaf(nest, leaf)
+    return runs_along(sides.rows, leaf, context), runs_along(sides.columns, leaf, context)
+
+
+def runs_along(side: Side, leaf: Leaf, context: NestContext) -> bool:
     bare = replace(context, constants=frozenset(), staged=frozenset())
-
-    def along(side: Side) -> bool:
-        found = [x for x in walk(side.value) if isinstance(x, Load)]
-        if lie_along_sum(leaf):  # weights are packed so
-            found = [x for x in found if not (x.source in context.constants and context.packable(x.source)
-                                              and may_turn(x))]  # fmt: skip
-        return not any(stride(x, side.axes[-1], bare) == 1 for x in found)
-
-    return along(sides.rows), along(sides.columns)
+    found = [x for x in walk(side.value) if isinstance(x, Load)]
+    if lie_along_sum(leaf):  # weights are packed so
+        found = [x for x in found if not (x.source in context.constants and context.packable(x.source)
+                                          and may_turn(x))]  # fmt: skip
+    return not any(stride(x, side.axes[-1], bare) == 1 for x in found)
 
 
 def lie_along_sum(leaf: Leaf) -> bool:
@@ -253,7 +259,7 @@ def is_rolled(
     copies = 0.0
     for size, way in zip((made.rows, made.columns), ways_of(nest, leaf, nests, context), strict=True):
         elements = size * made.step / threads
-        copies += elements / (packet if way in (COPIED_AS_IT_LIES, *UNPACKED.values()) else _COMPUTED_BESIDE)
+        copies += elements / (packet if fill_by(way) == ASYNC else _COMPUTED_BESIDE)
     return written * copies > context.target.written_copies
 
 
@@ -334,7 +340,9 @@ def _even_parts(extent: int) -> set[int]:
     return {-(-extent // count) for count in _PARTS if extent > count * _LEAST_PART}
 
 
-def with_warps(kernel: Tile, nests: Sequence[Nest], chosen: Mapping[str, Fragments], registers: str) -> Tile:
+def with_warps(
+    kernel: Tile, nests: Sequence[Nest], chosen: Mapping[str, Fragments], registers: str, context: NestContext
+) -> Tile:
     """The kernel with every leaf that runs on matrices inside the Tile over warps that shares it out, and that inside
     a Tile that brings its operands."""
     by_name = {n.tensor.name: n for n in nests}
@@ -357,9 +365,10 @@ def with_warps(kernel: Tile, nests: Sequence[Nest], chosen: Mapping[str, Fragmen
         )
         form = FORMS[made.instruction]
         holds = tuple(
-            Hold(name, fill=COPIED, stages=made.stages, layout=layout_for(extent, made.step, form))
-            for name, extent in zip(_held(nest, node, sides), (made.rows, made.columns), strict=True)
-        )
+            Hold(name, fill=fill_by(way), stages=made.stages, layout=layout_for(extent, made.step, form))
+            for name, way, extent in zip(_held(nest, node, sides), ways_of(nest, node, nests, context),
+                                         (made.rows, made.columns), strict=True)
+        )  # fmt: skip
         warps = Tile(registers, sizes, "warps", (node,), axes=axes)
         return Tile(level, over="order", body=(warps,), holds=holds)
 

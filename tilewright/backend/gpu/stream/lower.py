@@ -57,7 +57,7 @@ from tilewright.lower.register_block import Names
 from tilewright.tile_graph.algebra.nest import Nest, inline
 from tilewright.tile_graph.algebra.propagate import Box, Range, extent_of, whole
 from tilewright.tile_graph.algebra.streams import Work
-from tilewright.tile_graph.plan.form import COPIED, Hold, Tile
+from tilewright.tile_graph.plan.form import COPIES, Hold, Tile
 
 PAIR = 8  # elements that a lane keeps of two fragments of sums beside each other
 _LOG2_E = 1.4426950408889634
@@ -123,10 +123,10 @@ class RegisterStream:
         self.lane, warp = simplify(thread % WARP), simplify(thread // WARP)
         self.origin = simplify(warp * self.warp_rows)
         self.fragments = self.warp_rows // self.form.c.rows
-        brought = iter([h for h in walked.holds if h.fill == COPIED])
-        rows = iter([h for h in warps.holds if h.fill == COPIED])
+        brought = iter([h for h in walked.holds if h.fill in COPIES])
+        rows = iter([h for h in warps.holds if h.fill in COPIES])
         self.contracts = {w.nest.tensor: self._contract(w, rows, brought) for w in products}
-        self.stages = next(h.stages for h in walked.holds if h.fill == COPIED)
+        self.stages = next(h.stages for h in walked.holds if h.fill in COPIES)
         self.registers: dict[Tensor, tuple[str, Buffer]] = {}
         for work in works(items):
             if work.nest.tensor not in self.composed:

@@ -14,15 +14,18 @@ from tilewright.backend.gpu.matrix.cost import (
     ring_bytes,
     seconds,
 )
+from tilewright.backend.gpu.matrix.plan import fill_by, way_of
 from tilewright.backend.gpu.stream.form import COLUMN, SINGLE, RegisterForm, register_form
 from tilewright.backend.gpu.stream.visible import ROW
 from tilewright.intrinsics.gpu_matrix import FORMS
+from tilewright.ir.forms.compute import Map
 from tilewright.ir.forms.expr import Load, walk
 from tilewright.target import Target
-from tilewright.tile_graph.algebra.nest import Nest
+from tilewright.tile_graph.algebra.context import NestContext
+from tilewright.tile_graph.algebra.nest import Nest, inline
 from tilewright.tile_graph.algebra.propagate import extent_of
 from tilewright.tile_graph.algebra.streams import Stream
-from tilewright.tile_graph.plan.form import COPIED, Bind, Hold, Leaf, Sizes, Tile, TileAxis
+from tilewright.tile_graph.plan.form import Bind, Hold, Leaf, Sizes, Tile, TileAxis
 from tilewright.tile_graph.plan.leaf_form import FragmentForm
 
 _UNIT = 16  # rows of a fragment, and columns of the two that lie beside each other in a rows' operand
@@ -267,8 +270,9 @@ def finished_stream(
 
 
 def in_registers(
-    kernel: Tile, nests: Sequence[Nest], form: RegisterForm, made: StreamFragments, registers: str
-) -> Tile:
+    kernel: Tile, nests: Sequence[Nest], form: RegisterForm, made: StreamFragments, registers: str,
+    context: NestContext,
+) -> Tile:  # fmt: skip
     """The kernel with its stream inside a Tile over warps, which keep what it holds; operands come by copies."""
     by_name = {n.tensor.name: n for n in nests}
 
@@ -279,11 +283,17 @@ def in_registers(
     def copied(nest: Nest, number: int, size: int, step: int, stages: int) -> Hold:
         side = (form.products[nest].rows, form.products[nest].columns)[number]
         source = next(x.source.name for x in walk(side.value) if isinstance(x, Load))
-        return Hold(source, fill=COPIED, stages=stages, layout=layout_for(size, step, FORMS[made.instruction]))
+        way = way_of(replace(side, value=inline(side.value, first)), nest, leaves[nest.tensor.name], own, context)
+        return Hold(source, fill=fill_by(way), stages=stages, layout=layout_for(size, step, FORMS[made.instruction]))
 
     (lanes,) = kernel.body
     assert isinstance(lanes, Tile)
     (walked,) = (t for t in lanes.body if isinstance(t, Tile))
+    leaves = {x.tensor: x for x in walked.leaves}
+    before = [x for x in lanes.body[: lanes.body.index(walked)] if isinstance(x, Leaf) and x.part == "whole"]
+    # maps that are computed where an operand is brought
+    first = {n.tensor: Map(n.tensor, n.axes, n.values[0]) for n in (by_name[x.tensor] for x in before)}
+    own = frozenset(t for n in nests for t in n.stores)
     inside = [by_name[x.tensor] for x in walked.body if isinstance(x, Leaf) and by_name[x.tensor] in form.products]
     scores = {n for n in inside if any(x.part == "whole" and x.tensor == n.tensor.name for x in walked.leaves)}
     brought = tuple(
