@@ -5,6 +5,7 @@ branches and loops that data decide; whole and through dynamo, against PyTorch i
     python -m tests.fuzz.imperative --native 200          as machine code
     ... --aliases                                         with several names for one tensor: more is rightly refused
     ... --idioms                                          of early exits, items, masks, lists (tests/fuzz/idioms.py)
+    ... --python                                          of what Python does between tensors (tests/fuzz/python.py)
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ from torch import nn
 import tilewright
 from tests.frontend.torch_programs import interpreted
 from tests.fuzz.idioms import idioms
+from tests.fuzz.python import python
 from tilewright.errors import TilewrightError
 from tilewright.integrations.torch_backend import tilewright as dynamo_backend
 from tilewright.pytorch.backend import compile_for_dynamo
@@ -126,9 +129,11 @@ def module_of(text: str, seed: int) -> type[nn.Module]:
     """The module of a text, with its source where Python looks for it."""
     file = f"program_{seed}.py"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    scope: dict[str, Any] = {"torch": torch, "nn": nn, "__name__": "drawn"}
-    exec(compile(text, file, "exec"), scope)
-    drawn: type[nn.Module] = scope["Drawn"]
+    made = ModuleType("drawn")
+    made.__dict__.update(torch=torch, nn=nn, __file__=file)
+    sys.modules["drawn"] = made
+    exec(compile(text, file, "exec"), made.__dict__)
+    drawn: type[nn.Module] = made.__dict__["Drawn"]
     return drawn
 
 
@@ -186,6 +191,7 @@ def main() -> int:
     parser.add_argument("--way", choices=["compile", "torch.compile"], help="one of the two")
     parser.add_argument("--aliases", action="store_true", help="with several names for one tensor")
     parser.add_argument("--idioms", action="store_true", help="of early exits, items, masks, lists")
+    parser.add_argument("--python", action="store_true", help="of what Python does between tensors")
     given = parser.parse_args()
     logging.disable(logging.ERROR)
     warnings.simplefilter("ignore")
@@ -196,7 +202,8 @@ def main() -> int:
                 continue
             found: Counter[str] = Counter()
             for seed in range(given.seed, given.seed + count):
-                text = idioms(seed) if given.idioms else statements(seed, given.aliases)
+                text = python(seed) if given.python else None
+                text = text or (idioms(seed) if given.idioms else statements(seed, given.aliases))
                 with torch.no_grad():
                     verdict, why = judge(text, seed, compiled)
                 found[verdict] += 1

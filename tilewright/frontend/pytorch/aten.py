@@ -285,7 +285,7 @@ def prelu(m: Emitter, out: Value, x: Value, slope: Value) -> Results:
 
 @row("aten._to_copy", "aten.to", "prims.convert_element_type", "aten.clone", "aten.detach", "aten.alias",
      "aten.contiguous", "aten.lift_fresh_copy", "aten.positive", "aten.conj_physical",
-     "tilewright.copied", "tilewright.lent", "tilewright.given_back")  # fmt: skip
+     "tilewright.copied", "tilewright.lent", "tilewright.given_back", "tilewright.one_of")  # fmt: skip
 def copied(m: Emitter, out: Value, x: Value, *_: Any, **__: Any) -> Results:
     return m.typed(x, out.dtype)
 

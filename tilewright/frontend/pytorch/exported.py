@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -26,11 +27,17 @@ from tilewright.frontend.pytorch.fx import Parts, decompositions, make_graph
 from tilewright.frontend.pytorch.higher_order import closure
 from tilewright.frontend.pytorch.mutations import Mutation, make_bodies_functional
 from tilewright.frontend.pytorch.python.copies import follow_copies
-from tilewright.frontend.pytorch.python.module import loops_over_elements, rewritten_control
+from tilewright.frontend.pytorch.python.module import (
+    asks_for_kinds,
+    catches_errors,
+    loops_over_elements,
+    rewritten_control,
+)
 from tilewright.frontend.pytorch.python.values import CODE_ERRORS
 from tilewright.frontend.pytorch.tensors import constant_of
 from tilewright.ir.forms.graph import Graph
 
+_PLACE = re.compile(r"\.py:\d")
 Followed = tuple[torch.export.ExportedProgram, tuple[Mutation, ...]]
 
 
@@ -111,10 +118,14 @@ def export(
         )
         if found is not None:
             return found
-    try:
-        return _read(followed, *_program(module, followed, given, by_name), origins, name)
-    except (_FollowError, UnsupportedError) as error:
-        refusal: TilewrightError = error
+    refusal: TilewrightError | None = None
+    # where this would not see that something is not followed, the source comes first
+    is_misled = catches_errors(module) or asks_for_kinds(module)
+    if not is_misled:
+        try:
+            return _read(followed, *_program(module, followed, given, by_name), origins, name)
+        except (_FollowError, UnsupportedError) as error:
+            refusal = error
     # control that tensors decide is written anew where there is source
     for rolls in (True, False):
         with rewritten_control(module, rolls) as calls:
@@ -122,9 +133,12 @@ def export(
                 return _read(followed, *_program(module, followed, given, by_name), origins, name)
             except (_FollowError, UnsupportedError) as error:
                 # what rewritten code stops at is what is left of the user's own
-                refusal = error if isinstance(refusal, _FollowError) else refusal
+                if refusal is None or isinstance(refusal, _FollowError) or _PLACE.search(str(error)):
+                    refusal = error
         if not calls.rolled:
             break
+    if is_misled and isinstance(refusal, _FollowError) and not calls.is_caught:
+        return _read(followed, *_program(module, followed, given, by_name), origins, name)
     raise refusal from None
 
 
@@ -148,6 +162,11 @@ def _program(
     try:
         with torch.no_grad(), _without_own_warnings():
             return _followed(module, followed, given, by_name)
+    except UnsupportedError as error:
+        where = _place_of(error)
+        if type(error) is not UnsupportedError or where is None or _PLACE.search(str(error)):
+            raise
+        raise UnsupportedError(f"{where}: {error}") from error
     except CODE_ERRORS as error:
         if isinstance(error, TilewrightError):
             raise

@@ -39,9 +39,20 @@ def taken(x: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
     return x.index_select(dim, torch.where(place < 0, place + extent, place)).squeeze(dim)
 
 
+@torch.library.custom_op("tilewright::one_of", mutates_args=())
+def one_of(x: torch.Tensor, tensors: list[torch.Tensor]) -> torch.Tensor:
+    """What one of several tensors has, which data chose: a copy of that one."""
+    return _dense(x)
+
+
 copied.register_fake(_like)
 lent.register_fake(_like)
 given_back.register_fake(_like)
+
+
+@one_of.register_fake
+def _(x: torch.Tensor, tensors: list[torch.Tensor]) -> torch.Tensor:
+    return _like(x)
 
 
 @taken.register_fake

@@ -5,8 +5,7 @@ tensors. Those that share memory are one operand, of which the body makes its vi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +21,8 @@ from torch.utils import _pytree as pytree
 
 from tilewright.errors import UnsupportedError
 from tilewright.frontend.pytorch import own_operators  # noqa: F401  (which are registered)
-from tilewright.frontend.pytorch.python.values import Step, Unbound, Values, is_data, is_numeral
+from tilewright.frontend.pytorch.python.values import Step, Values, is_data, is_numeral
 
-_KINDS = (list, dict, set)
-CONTAINERS = ("a list", "a dict", "a set")
 _aten = torch.ops.aten
 _own = torch.ops.tilewright
 
@@ -268,86 +265,3 @@ def write_back(targets: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) 
     """What a body has changed gets its new value at once: PyTorch drops calls in bodies of which nothing is used."""
     for target, value in zip(targets, values, strict=True):
         target.copy_(value)
-
-
-class Containers:
-    """Lists and dicts that a body may change: what they hold is given to it and by it like the values of names, so that
-    both branches begin with the same and a loop carries it."""
-
-    def __init__(self, values: Values, where: str) -> None:
-        found: dict[int, Any] = {}
-
-        def look(x: Any) -> None:
-            if type(x) in _KINDS and id(x) not in found:
-                found[id(x)] = x
-            if isinstance(x, list | tuple | dict):
-                for part in x.values() if isinstance(x, dict) else x:
-                    if isinstance(part, tuple | list | dict | set):
-                        look(part)
-
-        for value in values:
-            look(value)
-        self._all = list(found.values())
-        self._where = where
-
-    def held(self) -> Values:
-        return tuple(x.copy() for x in self._all)
-
-    def put(self, contents: Values) -> None:
-        for x, now in zip(self._all, contents, strict=True):
-            if isinstance(now, Unbound):
-                raise changed_container(self._where, CONTAINERS[_KINDS.index(type(x))])
-            if not _is_same(x, now):
-                x.clear()
-                (x.extend if isinstance(x, list) else x.update)(now)
-
-    def around(self, step: Step, gives: bool = True) -> Step:
-        """A step that is given what they hold behind its own values, and gives what they hold then."""
-
-        def run(*values: Any) -> Any:
-            count = len(values) - len(self._all)
-            self.put(values[count:])
-            found = step(*values[:count])
-            return (*found, *self.held()) if gives else found
-
-        return run
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(CONTAINERS[_KINDS.index(type(x))] for x in self._all)
-
-    @contextmanager
-    def put_back(self) -> Iterator[None]:
-        """Behind it they hold what they held before, whatever was followed meanwhile."""
-        before = self.held()
-        try:
-            yield
-        finally:
-            self.put(before)
-
-    def changed_by(self, step: Step, values: Values) -> Containers:
-        """Those that a step changes."""
-        before = self.held()
-        with self.put_back():
-            if self._all:
-                Traced(step, values, self._where)
-            changed = [x for x, then in zip(self._all, before, strict=True) if not _is_same(x, then)]
-        found = Containers((), self._where)
-        found._all = changed
-        return found
-
-
-def changed_container(where: str, kind: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"{where}: {kind} is changed where a tensor decides how often; write into a tensor that is made before, such "
-        f"as ys[t] = y"
-    )
-
-
-def _is_same(x: Any, other: Any) -> bool:
-    now, then = _contents(x), _contents(other)
-    return len(now) == len(then) and all(a is b for a, b in zip(now, then, strict=True))
-
-
-def _contents(x: Any) -> list[Any]:
-    return [part for item in x.items() for part in item] if isinstance(x, dict) else list(x)

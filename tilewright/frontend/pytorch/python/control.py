@@ -4,7 +4,10 @@ traced graph, and is Python's own elsewhere."""
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from inspect import getattr_static
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -15,7 +18,6 @@ from torch.utils import _pytree as pytree
 from tilewright.errors import UnsupportedError
 from tilewright.frontend.pytorch.mutations import carry_changed, changed_places, give_changed
 from tilewright.frontend.pytorch.python.bodies import (
-    Containers,
     Operands,
     Pick,
     Traced,
@@ -23,19 +25,30 @@ from tilewright.frontend.pytorch.python.bodies import (
     emit,
     write_back,
 )
-from tilewright.frontend.pytorch.python.elements import change_part, get, put, put_changed
+from tilewright.frontend.pytorch.python.containers import Containers
+from tilewright.frontend.pytorch.python.elements import (
+    change_part,
+    get,
+    is_chosen_slot,
+    places_of,
+    put,
+    put_changed,
+)
 from tilewright.frontend.pytorch.python.exits import LEFT, STEP
 from tilewright.frontend.pytorch.python.numbers import Numbers
 from tilewright.frontend.pytorch.python.rewriting import CALLS, rewritten_code, with_code
 from tilewright.frontend.pytorch.python.state import State, agreed
 from tilewright.frontend.pytorch.python.values import (
     CODE_ERRORS,
+    REFUSALS,
     Step,
     Unbound,
     Values,
     flag,
     is_data,
+    is_number,
     is_numeral,
+    kind_of_number,
     made_of,
     number,
     numeral,
@@ -52,6 +65,8 @@ _COMBINED = {name: getattr(operator, f"__{function}__") for name, function in
 _ORDERS = {"Lt": operator.lt, "LtE": operator.le, "Gt": operator.gt, "GtE": operator.ge, "Eq": operator.eq,
            "NotEq": operator.ne}  # fmt: skip
 SHORT = 16  # steps of a loop over plain numbers that are written out one by one
+_NEXT = ("an iterator from around a branch or a loop that data decide is read in it, and whether, or how often, is for "
+         "the data to tell; take what it gives before, or index a list")  # fmt: skip
 FEW = 4  # steps of one that a tensor may end: written out, each of them is a branch
 
 
@@ -66,6 +81,9 @@ class Calls:
         self._written_out: set[str] = set()  # where loops stand that cannot be
         self._rewrites: dict[CodeType, CodeType | None] = {}  # None where there is no source
         self._numbers = Numbers()
+        self._depth = 0  # of branches and loops of the graph that are being followed
+        self._escaped: BaseException | None = None  # what one of them has raised
+        self.is_caught = False  # whether a refusal went through the user's own `try`
 
     # names and functions
 
@@ -80,12 +98,20 @@ class Calls:
         numeric = self._numbers.called(function)
         if numeric is not function:
             return numeric
+        if function is next and self._depth:
+            raise UnsupportedError(_NEXT)
         if isinstance(function, FunctionType):
             own = {torch.cond: self.cond, while_loop: self.while_loop}.get(function)
             return own if own is not None else self.rewritten(function)
         if isinstance(function, MethodType) and isinstance(function.__func__, FunctionType):
             made = self.rewritten(function.__func__)
             return function if made is function.__func__ else MethodType(made, function.__self__)
+        if type(function) is partial:
+            return partial(self.called(function.func), *function.args, **function.keywords)
+        own_call = getattr_static(type(function), "__call__", None)
+        if isinstance(own_call, FunctionType) and not isinstance(function, torch.nn.Module):
+            made = self.rewritten(own_call)
+            return function if made is own_call else MethodType(made, function)
         return function
 
     def rewritten(self, function: FunctionType, is_last: bool = False) -> Any:
@@ -104,6 +130,16 @@ class Calls:
         made = self._rewrites[code]
         return function if made is None else with_code(function, made, self)
 
+    @property
+    def refusals(self) -> tuple[type[Exception], ...]:
+        """What the user's own `except` may not catch: that the code cannot be followed here says nothing of how it
+        runs. Nor may it what a body raises, which data decide."""
+        error = sys.exception()
+        return (*REFUSALS, *((type(error),) if error is not None and error is self._escaped else ()))
+
+    def caught(self) -> None:
+        self.is_caught = True
+
     def given(self, value: Any, where: str) -> Any:
         """What a function returns whichever way it is left."""
         if isinstance(value, Unbound):
@@ -115,15 +151,25 @@ class Calls:
     def inverse(self, value: Any) -> Any:
         return torch.logical_not(flag(value)) if is_data(value) else not value
 
-    def all_of(self, *values: Callable[[], Any]) -> Any:
-        return self._joined(torch.logical_and, values, True)
+    def all_of(self, effects: Sequence[int], read: Values, where: str, *values: Callable[[], Any]) -> Any:
+        return self._joined(True, effects, read, where, values)
 
-    def any_of(self, *values: Callable[[], Any]) -> Any:
-        return self._joined(torch.logical_or, values, False)
+    def any_of(self, effects: Sequence[int], read: Values, where: str, *values: Callable[[], Any]) -> Any:
+        return self._joined(False, effects, read, where, values)
 
-    def _joined(self, join: Callable[..., Any], values: Sequence[Callable[[], Any]], goes_on: bool) -> Any:
+    def _joined(
+        self, goes_on: bool, effects: Sequence[int], read: Values, where: str, values: Sequence[Callable[[], Any]]
+    ) -> Any:
+        """Whether all values are true, or any is. Those at the places `effects` may change something: they are computed
+        where it is still open."""
+        join = torch.logical_and if goes_on else torch.logical_or
         found: Any = goes_on
-        for value in values:
+        for place, value in enumerate(values):
+            if is_data(found) and place in effects:
+                sides = [lambda _, v=value: (flag(v()),), lambda *_: (not goes_on,)]
+                then, otherwise = sides if goes_on else reversed(sides)
+                (found,) = self.branch(found, then, otherwise, ("the value",), (None,), read, where)
+                continue
             new = value()
             if is_data(found):
                 found = join(found, flag(new))
@@ -133,6 +179,29 @@ class Calls:
                 found = new
                 if bool(new) is not goes_on:
                     return new
+        return found
+
+    def last_of(
+        self, goes_on: bool, effects: Sequence[int], read: Values, where: str, *values: Callable[[], Any]
+    ) -> Any:
+        """The value of `a and b`, if it goes on where one is true, or of `a or b`: that of the last that is asked."""
+        found = values[0]()
+        for place, value in enumerate(values[1:], 1):
+            if not is_data(found):
+                if bool(found) is not goes_on:
+                    return found
+                found = value()
+                continue
+            new = value if place in effects else _always(value())
+            if place not in effects and _is_flag(found) and _is_flag(new()):
+                both = (flag(found), flag(new()))
+                found = numeral(torch.logical_and(*both) if goes_on else torch.logical_or(*both))
+                continue
+            sides = [lambda _, v=new: (v(),), lambda *_, v=found: (v,)]
+            then, otherwise = sides if goes_on else reversed(sides)
+            (found,) = self.branch(found, then, otherwise, ("the value",), (None,), read, where)
+            if isinstance(found, Unbound):
+                raise UnsupportedError(f"{where}: the value of `and` or `or` {found.why}")
         return found
 
     def compared(self, kinds: Sequence[str], *values: Callable[[], Any]) -> Any:
@@ -145,19 +214,49 @@ class Calls:
             return _ORDERS[kind](before, last)
 
         pairs = zip(kinds, values[1:], strict=True)
-        return self.all_of(*(lambda k=k, v=v: next_one(k, v) for k, v in pairs))
+        return self.all_of((), (), "", *(lambda k=k, v=v: next_one(k, v) for k, v in pairs))
+
+    def contained(self, item: Any, container: Any) -> Any:
+        """`item in container`, where either may be data: whether it equals one of them."""
+        if is_data(container):
+            return numeral(flag((container == item).any()))
+        if isinstance(container, range) and is_data(item) and not item.ndim:
+            first, last = sorted((container[0], container[-1])) if container else (1, 0)
+            return numeral((item >= first) & (item <= last) & ((item - first) % container.step == 0))
+        is_known = isinstance(container, list | tuple | set | frozenset | dict)
+        if not is_known or not any(is_data(x) for x in (item, *container)):
+            return item in container
+        if any(x is item for x in container):
+            return True
+        equal = [item == x for x in container if all(is_data(v) or is_number(v) for v in (item, x))]
+        return self._numbers.called(any)(equal)
+
+    def same(self, one: Any, other: Any) -> Any:
+        """`one is other`, where a truth that data tell may be True or False."""
+        for value, known in ((one, other), (other, one)):
+            if isinstance(known, bool) and is_data(value) and is_numeral(value):
+                return numeral(value == known) if value.dtype is torch.bool else False
+        return one is other
 
     def combined(self, kind: str, *operands: Any) -> Any:
+        if kind == "Pow" and is_data(operands[1]) and all(map(_is_whole, operands)):
+            raise UnsupportedError(
+                "a whole number to the power of one that data tell is whole or not as that has it: write 2.0 ** n, or "
+                "1 << n"
+            )
         return made_of(_COMBINED[kind](*operands), operands)
 
     def changed(self, value: Any, kind: str, other: Any) -> Any:
         """What a name has behind `name += other`."""
         return self.combined(kind, value, other) if is_numeral(value) else _AUGMENTED[kind](value, other)
 
-    def choose(self, test: Any, then: Callable[[], Any], otherwise: Callable[[], Any], where: str) -> Any:
+    def choose(
+        self, test: Any, then: Callable[[], Any], otherwise: Callable[[], Any], where: str, read: Values = ()
+    ) -> Any:
         if not is_data(test):
             return then() if test else otherwise()
-        (value,) = self.branch(test, lambda _: (then(),), lambda _: (otherwise(),), ("the value",), (None,), (), where)
+        steps = (lambda _: (then(),), lambda _: (otherwise(),))
+        (value,) = self.branch(test, *steps, ("the value",), (None,), read, where)
         return value
 
     def plain(self, test: Any, why: str, where: str) -> bool:
@@ -169,12 +268,33 @@ class Calls:
             )
         return bool(test)
 
-    def several(self, values: Any, where: str) -> Any:
+    def assumed(self, test: Any) -> Any:
+        """A test of `assert`: what data would fail is not looked at."""
+        return True if is_data(test) else test
+
+    def matched(self, subject: Any, where: str) -> Any:
+        if any(map(is_data, pytree.tree_leaves(subject))):
+            raise UnsupportedError(f"{where}: what is matched is a tensor, or a number that data tell; use if and elif")
+        return subject
+
+    def several(self, values: Any, where: str, is_named: bool = False) -> Any:
+        """What a loop that is written out goes over."""
+        if is_named and self._depth and isinstance(values, Iterator):
+            raise UnsupportedError(f"{where}: {_NEXT}")
         return values
 
     def is_set(self, flag: Any) -> bool:
         """Whether a loop has been left for certain."""
         return flag is True
+
+    def owner(self, x: Any, attribute: str, where: str) -> Any:
+        """What is given an attribute: no module in a body, which would give it to the module for good."""
+        if self._depth and isinstance(x, torch.nn.Module):
+            raise UnsupportedError(
+                f"{where}: a tensor decides whether this is run, and there is an assignment to .{attribute} in it, "
+                f"which compiled code cannot do; change a buffer in place, or assign behind the branch or loop"
+            )
+        return x
 
     # elements
 
@@ -182,7 +302,14 @@ class Calls:
         """x[key], where numbers in the key may be tensors."""
         return get(x, key)
 
-    def put(self, x: Any, key: Any, value: Any) -> None:
+    def put(self, x: Any, key: Any, value: Any, where: str) -> None:
+        if is_chosen_slot(x, key) and not all(map(is_numeral, (value, *x))):
+            # the list holds the tensor itself
+            x[:] = [
+                self.choose(at, _always(value), _always(each), where)
+                for at, each in zip(places_of(x, key), x, strict=True)
+            ]  # fmt: skip
+            return
         put(x, key, value)
 
     def change(self, x: Any, key: Any, name: str, *args: Any, **named: Any) -> Any:
@@ -201,7 +328,7 @@ class Calls:
             found: Values = (then if test else otherwise)(*values)
             return found
         lists = Containers(read, where)
-        steps = [lists.around(step) for step in (then, otherwise)]
+        steps = [self._inside(lists.around(step)) for step in (then, otherwise)]
         given = (*values, *lists.held())
         with lists.put_back():
             seen = [Traced(step, given, where) for step in steps]
@@ -287,7 +414,9 @@ class Calls:
         def goes_on(place: Any, *others: Any) -> Any:
             is_inside = place < stop if step > 0 else place > stop
             is_left = left in names and others[names.index(left)]
-            return is_inside if is_left is False else self.all_of(lambda: self.inverse(is_left), lambda: is_inside)
+            if is_left is False:
+                return is_inside
+            return self.all_of((), (), "", lambda: self.inverse(is_left), lambda: is_inside)
 
         def one(place: Any, _: Any, *others: Any) -> Any:
             return (numeral(place + step), *body(place, *others))
@@ -307,6 +436,7 @@ class Calls:
         """A loop that data end. Carried are the tensors and numbers that its body binds anew; what it only changes in
         place is used like any tensor from around it."""
         check_sizes(pytree.tree_leaves(values), where)
+        test, body = self._inside(test), self._inside(body)
         lists = Containers(read, where)
         lists = lists.changed_by(body, values)
         names, own = (*names, *lists.names), len(names)
@@ -337,6 +467,19 @@ class Calls:
         lists.put(found[own:])
         return found[:own]
 
+    def _inside(self, step: Step) -> Step:
+        """A step that is followed as a body of the graph."""
+
+        def run(*values: Any) -> Any:
+            self._depth += 1
+            try:
+                return step(*values)
+            finally:
+                self._depth -= 1
+                self._escaped = sys.exception()
+
+        return run
+
     # PyTorch's own
 
     def cond(self, test: Any, then: Any, otherwise: Any, operands: Any = ()) -> Any:
@@ -357,3 +500,15 @@ class Calls:
             return tuple(found) if isinstance(found, tuple | list) else (found,)
 
         return self._loop(goes_on, one, names, tuple(carried), (), (), "torch.while_loop")
+
+
+def _always(value: Any) -> Callable[[], Any]:
+    return lambda: value
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool) or (is_data(value) and not value.ndim and value.dtype is torch.bool)
+
+
+def _is_whole(value: Any) -> bool:
+    return is_numeral(value) and not kind_of_number(value).is_floating_point

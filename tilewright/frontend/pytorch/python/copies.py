@@ -20,7 +20,7 @@ from tilewright.frontend.pytorch.mutations import changed_by, roots_of, source_o
 from tilewright.frontend.pytorch.python.shared_by_data import pair_of, write_behind
 
 _own = torch.ops.tilewright
-_COPIES = (_own.copied.default, _own.taken.default)
+_COPIES = (_own.copied.default, _own.taken.default, _own.one_of.default)
 _LOANS = (_own.lent.default, _own.given_back.default)
 
 
@@ -109,11 +109,10 @@ def _write(module: fx.GraphModule, found: _Unseen) -> set[tuple[fx.Node, fx.Node
 def _unseen(module: fx.GraphModule, written: Set[tuple[fx.Node, fx.Node]]) -> _Unseen | None:
     """The first such change, but those that are written."""
     walked = list(_walk(module, (), None))
-    marks = [(path, n) for path, _, n in walked if n.target in _COPIES]
+    marks = [(path, n, source) for path, _, n in walked for source in _sources(n)]
     loops = [path for path, _, n in walked if is_loop(n)]
     found: dict[frozenset[Path], Callable[[fx.Node], _Class]] = {}
-    for path, mark in marks:
-        source: fx.Node = mark.args[0]  # type: ignore[assignment]
+    for path, mark, source in marks:
         # A loop that carries the copy on to where its source comes from has one of the two in each step: there, what
         # happens in one step counts. What lives longer is carried under another name, with a copy of its own.
         around = frozenset(loop for loop in loops if path[: len(loop)] == loop)
@@ -123,7 +122,8 @@ def _unseen(module: fx.GraphModule, written: Set[tuple[fx.Node, fx.Node]]) -> _U
             own, shared = found[once](mark), found[once](source)
             if own is not shared:
                 break
-        copies = [(at, found[once](m), found[once](m.args[0])) for at, m in marks]  # type: ignore[arg-type]
+        # a change of one of the tensors that this is a copy of is none of the others
+        copies = [(at, found[once](m), found[once](s)) for at, m, s in marks if m is not mark]
         for one, other in ((own, shared), (shared, own)):
             for changed, node in one.changes:
                 if (mark, node) in written:
@@ -132,6 +132,14 @@ def _unseen(module: fx.GraphModule, written: Set[tuple[fx.Node, fx.Node]]) -> _U
                 if any(_misses(path, one, changed, each) for each in _behind(other, one, together)):
                     return _Unseen(path, mark, changed, node, one is own)
     return None
+
+
+def _sources(node: fx.Node) -> list[fx.Node]:
+    """The tensors that a node may be a copy of, if it is one."""
+    if node.target not in _COPIES:
+        return []
+    found: list[fx.Node] = list(node.args[1] if node.target is _own.one_of.default else node.args[:1])  # type: ignore[arg-type]
+    return found
 
 
 def _excludes(one: Path, other: Path, loops: Sequence[Path]) -> bool:

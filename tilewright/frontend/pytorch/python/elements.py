@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from tilewright.frontend.pytorch.own_operators import taken
+from tilewright.errors import UnsupportedError
+from tilewright.frontend.pytorch.own_operators import one_of, taken
 from tilewright.frontend.pytorch.python.selections import Selection, map_elements
-from tilewright.frontend.pytorch.python.values import made_of, number_like
+from tilewright.frontend.pytorch.python.values import is_data, is_number, is_numeral, made_of, number_like
 
 
 def get(x: Any, key: Any) -> Any:
     """x[key]; what data choose is a copy, but for slices between places that they tell."""
     if isinstance(x, list | tuple) and _is_index(key):
-        return made_of(taken(torch.stack([number_like(each) for each in x]), 0, key), x)
+        return _one_of(x, key)
+    if isinstance(x, dict) and is_data(key):
+        return looked_up(x, key)
     chosen = _masked(x, key)
     if chosen is not None:
         return chosen.apart()
@@ -28,15 +31,61 @@ def get(x: Any, key: Any) -> Any:
 
 def put(x: Any, key: Any, value: Any) -> None:
     """x[key] = value."""
-    if isinstance(x, list) and _is_index(key):
-        is_at = [_place(key, len(x)) == k for k in range(len(x))]
-        x[:] = [made_of(torch.where(a, value, each), (value, each)) for a, each in zip(is_at, x, strict=True)]
+    if is_chosen_slot(x, key):
+        x[:] = [
+            made_of(torch.where(at, value, each), (value, each)) for at, each in zip(places_of(x, key), x, strict=True)
+        ]
         return
+    if isinstance(x, dict) and is_data(key):
+        raise UnsupportedError("a key of a dict is a number that data tell; write into a list or a tensor by it")
     chosen = _masked(x, key)
     if isinstance(x, Selection):
         x[key] = value
     elif chosen is None or not _put_elements(chosen, value):
         _put_chosen(x, key, map_elements(value))
+
+
+def is_chosen_slot(x: Any, key: Any) -> bool:
+    """Whether a key is a place in a list that data tell."""
+    return isinstance(x, list) and _is_index(key)
+
+
+def places_of(x: Sequence[Any], key: torch.Tensor) -> list[torch.Tensor]:
+    """For each place in a list whether it is the one that data tell."""
+    place = _place(key, len(x))
+    return [place == k for k in range(len(x))]
+
+
+def looked_up(x: dict[Any, Any], key: torch.Tensor, *default: Any) -> Any:
+    """What a dict has under a number that data tell; of one that it does not have the last value."""
+    places = [(k, number) for k, number in enumerate(x) if is_number(number)]
+    if not places or len(places) < len(x):
+        raise UnsupportedError("a dict whose keys are no numbers is asked for one that data tell")
+    place: Any = torch.full((), len(x) if default else len(x) - 1, dtype=torch.int64)
+    for k, number in places:
+        place = torch.where(key == number, k, place)
+    return _one_of([*x.values(), *default], place)
+
+
+def _one_of(values: Sequence[Any], place: torch.Tensor) -> Any:
+    """The value at a place that data tell, which of tensors is a copy."""
+    if not values or not all(is_number(x) or is_data(x) for x in values):
+        raise UnsupportedError("data choose an element of a list or a dict that is no tensor and no number")
+    tensors = [x for x in values if is_data(x) and not is_numeral(x)]
+    if len({x.shape for x in map(number_like, values)}) > 1 or len({x.dtype for x in tensors}) > 1:
+        raise UnsupportedError("data choose an element of a list or a dict of tensors of several shapes or types")
+    found = taken(torch.stack([number_like(x) for x in values]), 0, place)
+    return made_of(one_of(found, tensors) if tensors else found, values)
+
+
+def _change_one_of(values: Sequence[Any], place: torch.Tensor, change: Callable[[Any], Any]) -> None:
+    """A change in place of the tensor at a place that data tell."""
+    for is_at, each in zip(places_of(values, place), values, strict=True):
+        each.copy_(torch.where(is_at, change(each.clone()), each))
+
+
+def _are_tensors(x: Any) -> bool:
+    return isinstance(x, list | tuple) and all(is_data(each) and not is_numeral(each) for each in x)
 
 
 def _put_chosen(x: Any, key: Any, value: Any) -> None:
@@ -54,6 +103,9 @@ def _put_chosen(x: Any, key: Any, value: Any) -> None:
 
 def change_part(x: Any, key: Any, name: str, *args: Any, **named: Any) -> Any:
     """x[key].add_(...), or another such: of a part that data choose, a new value."""
+    if _is_index(key) and _are_tensors(x):
+        _change_one_of(x, key, lambda each: getattr(each, name)(*args, **named))
+        return get(x, key)
     masked = _masked(x, key)
     if masked is not None:
         return masked.apart().change(name, *args, **named)
@@ -68,6 +120,12 @@ def change_part(x: Any, key: Any, name: str, *args: Any, **named: Any) -> Any:
 
 def put_changed(x: Any, key: Any, change: Any, value: Any) -> None:
     """x[key] += value, or another such."""
+    if _is_index(key) and _are_tensors(x):
+        _change_one_of(x, key, lambda each: change(each, value))
+        return
+    if is_chosen_slot(x, key):
+        put(x, key, change(get(x, key), value))
+        return
     masked = _masked(x, key)
     if masked is not None and _put_elements(masked, change(masked.copy(), value)):
         return

@@ -17,8 +17,25 @@ from tilewright.frontend.pytorch.python.selections import map_elements
 
 def loops_over_elements(module: torch.nn.Module) -> bool:
     """Whether a module, or one inside it, may have long loops over parts of tensors."""
-    kinds = {type(each) for each in module.modules() if type(each).__module__.partition(".")[0] != "torch"}
-    return any(map(rewriting.loops_over_elements, kinds))
+    return any(map(rewriting.loops_over_elements, _written(module)))
+
+
+def catches_errors(module: torch.nn.Module) -> bool:
+    """Whether a module's code may take it for an error of its own that the exporter cannot follow it."""
+    return any(map(rewriting.catches_errors, _written(module)))
+
+
+def asks_for_kinds(module: torch.nn.Module) -> bool:
+    """Whether a module's code may ask for the type of a number: the exporter's are none of Python's."""
+    return any(map(rewriting.asks_for_kinds, _written(module)))
+
+
+def _written(module: torch.nn.Module) -> set[type | FunctionType]:
+    """Classes of modules, and functions that modules hold, but PyTorch's own."""
+    found: set[type | FunctionType] = set()
+    for each in module.modules():
+        found |= {type(each), *(x for x in vars(each).values() if isinstance(x, FunctionType))}
+    return {each for each in found if (each.__module__ or "").partition(".")[0] != "torch"}
 
 
 def _with_elements(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,9 +10,12 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
+from tilewright.frontend.pytorch.own_operators import one_of
+from tilewright.frontend.pytorch.python.elements import looked_up
 from tilewright.frontend.pytorch.python.selections import Selection
-from tilewright.frontend.pytorch.python.values import flag, is_data, made_of, number_like, numeral
+from tilewright.frontend.pytorch.python.values import flag, is_data, is_numeral, made_of, number_like, numeral
 
 # Functions and methods whose whole numbers say how many elements there are.
 _OF_SIZES = {
@@ -35,7 +38,9 @@ class Numbers:
         self._own: dict[Any, Callable[..., Any]] = {
             int: self._whole, float: self._real, bool: self._truth,
             any: self._any, all: self._all, len: self._length, sum: self._sum,
-            **{function: partial(self._of_numbers, function) for function in (abs, round, pow, divmod)},
+            abs: partial(self._of_numbers, abs), pow: partial(self._of_numbers, pow),
+            round: self._rounded, divmod: self._divided,
+            isinstance: self._is_of, type: self._type, torch.is_tensor: self._is_tensor,
             torch.equal: self._equal, torch.allclose: self._close, torch.is_nonzero: self._truth,
             torch.nonzero: self._places, torch._check: _checked(torch._check),
             torch._check_is_size: _checked(torch._check_is_size),
@@ -60,6 +65,8 @@ class Numbers:
             method = methods.get(name)
             if method is not None:
                 return lambda *args, **named: method(of, *args, **named)
+        if isinstance(of, dict) and name == "get":
+            return lambda key, default=None: looked_up(of, key, default) if is_data(key) else of.get(key, default)
         if callable(function) and function is getattr(math, name, None):
             return lambda *args: self._mathematical(function, *args)
         if name in _OF_SIZES and (isinstance(of, torch.Tensor | Selection) or getattr(torch, name, None) is function):
@@ -120,24 +127,53 @@ class Numbers:
             return tuple(made_of(x, args) for x in found)
         return made_of(found, args)
 
+    def _rounded(self, x: Any, digits: Any = None) -> Any:
+        if not is_data(x) or not is_numeral(x) or (digits is not None and not isinstance(digits, int)):
+            return round(x, digits)
+        if not x.dtype.is_floating_point:
+            return x if digits is None or digits >= 0 else self._whole(self._rounded(x / 10**-digits) * 10**-digits)
+        return self._whole(x.round()) if digits is None else numeral((x * 10.0**digits).round() / 10.0**digits)
+
+    def _divided(self, one: Any, other: Any) -> Any:
+        if not is_data(one) and not is_data(other):
+            return divmod(one, other)
+        return made_of(one // other, (one, other)), made_of(one % other, (one, other))
+
+    def _is_of(self, x: Any, kinds: Any) -> bool:
+        is_meant = is_numeral(x) or isinstance(x, Selection)
+        return issubclass(self._type(x), kinds) if is_meant else isinstance(x, kinds)
+
+    def _type(self, *args: Any) -> Any:
+        """Of what stands for a number, that of the number."""
+        if len(args) != 1 or not isinstance(args[0], torch.Tensor | Selection):
+            return type(*args)
+        if not is_numeral(args[0]):
+            return nn.Parameter if isinstance(args[0], nn.Parameter) else torch.Tensor
+        kind = args[0].dtype
+        return bool if kind is torch.bool else float if kind.is_floating_point else int
+
+    def _is_tensor(self, x: Any) -> bool:
+        return isinstance(x, torch.Tensor | Selection) and not is_numeral(x)
+
     # of several
 
     def _largest(self, *args: Any, **named: Any) -> Any:
-        return self._extreme(max, torch.maximum, args, named)
+        return self._extreme(max, torch.gt, args, named)
 
     def _smallest(self, *args: Any, **named: Any) -> Any:
-        return self._extreme(min, torch.minimum, args, named)
+        return self._extreme(min, torch.lt, args, named)
 
-    def _extreme(self, plain: Any, join: Any, args: Any, named: Any) -> Any:
+    def _extreme(self, plain: Any, is_beyond: Any, args: Any, named: Any) -> Any:
         values = list(args[0]) if len(args) == 1 and not isinstance(args[0], Selection) else list(args)
         if named or not any(map(is_data, values)):
             return plain(values, **named) if len(args) == 1 else plain(*args, **named)
-        found = values[0]
+        found = number_like(values[0])
         for value in values[1:]:
-            one, other = number_like(found), number_like(value)
-            kind = torch.promote_types(one.dtype, other.dtype)
-            found = join(one.to(kind), other.to(kind))
-        return made_of(found, values)
+            other = number_like(value)
+            kind = torch.promote_types(found.dtype, other.dtype)
+            found = torch.where(is_beyond(other, found), other.to(kind), found.to(kind))
+        tensors = [x for x in values if is_data(x) and not is_numeral(x)]
+        return made_of(one_of(found, tensors) if tensors else found, values)
 
     def _sum(self, values: Any, start: Any = 0) -> Any:
         found = list(values)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import CellType, CodeType, FunctionType
 from typing import Any
+
+import torch
 
 from tilewright.errors import UnsupportedError
 from tilewright.frontend.pytorch.python.bound_in_tests import bound_before
@@ -26,6 +28,8 @@ _ESCAPES = {ast.Return: "return", ast.Raise: "raise", ast.Yield: "yield", ast.Yi
 _ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_NUMBERS = ("int", "float", "bool")
+_OF_TENSORS = frozenset(dir(torch.Tensor)) - {"apply_", "pop"}
 
 
 def rewritten_code(function: FunctionType, is_last: bool) -> CodeType:
@@ -59,18 +63,49 @@ def _named_forward(code: CodeType) -> CodeType:
     return code.replace(co_name="forward", co_consts=inner)
 
 
-def loops_over_elements(kind: type) -> bool:
-    """Whether the source of a class, or of a function beside it that it names, has a loop over a range that takes or
-    writes elements of local names by it: over parts of tensors, such as steps in time, not over layers that it has."""
+def loops_over_elements(kind: type | FunctionType) -> bool:
+    """Whether the source of a class or a function, or of a function beside it that it names, has a loop over a range
+    that takes or writes elements of local names by it: over parts of tensors, such as steps in time, not over layers
+    that it has."""
+    return any(isinstance(n, ast.For) and is_range(n) and _takes_elements(n) for n in _source(kind))
+
+
+def catches_errors(kind: type | FunctionType) -> bool:
+    """Whether there is an `except` in it."""
+    return any(isinstance(n, ast.ExceptHandler) for n in _source(kind))
+
+
+def asks_for_kinds(kind: type | FunctionType) -> bool:
+    """Whether numbers are taken out of tensors in it, and something is asked that is one thing for a number and another
+    for what stands for one while it is followed."""
+    source = _source(kind)
+    called = [(n.func, n) for n in source if isinstance(n, ast.Call)]
+    named = [(f.id, n) for f, n in called if isinstance(f, ast.Name)]
+    takes = any(isinstance(f, ast.Attribute) and f.attr in ("item", "tolist") for f, _ in called)
+    if not takes and not any(name in _NUMBERS and n.args for name, n in named):
+        return False
+    kinds = [n for name, call in named if name == "isinstance" for a in call.args[1:] for n in ast.walk(a)]
+    is_asked = any(isinstance(n, ast.Name) and n.id in _NUMBERS for n in kinds) or any(n == "type" for n, _ in named)
+    return is_asked or any(isinstance(n, ast.Match) or _is_truth(n) for n in source)
+
+
+def _is_truth(node: ast.AST) -> bool:
+    """`x is True` and the like."""
+    if not isinstance(node, ast.Compare) or not any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
+        return False
+    return any(isinstance(v, ast.Constant) and isinstance(v.value, bool) for v in (node.left, *node.comparators))
+
+
+def _source(kind: type | FunctionType) -> list[ast.AST]:
+    """All in the source of a class or a function, and of the functions beside it that it names."""
     try:
         own = ast.parse(textwrap.dedent(inspect.getsource(kind)))
         file = ast.parse(inspect.getsource(inspect.getmodule(kind)))  # type: ignore[arg-type]
     except (OSError, TypeError, SyntaxError):
-        return False
+        return []
     named = {n.id for n in ast.walk(own) if isinstance(n, ast.Name)}
     called = [n for n in file.body if isinstance(n, ast.FunctionDef) and n.name in named]
-    loops = [n for tree in (own, *called) for n in ast.walk(tree) if isinstance(n, ast.For)]
-    return any(is_range(node) and _takes_elements(node) for node in loops)
+    return [n for tree in (own, *called) for n in ast.walk(tree)]
 
 
 def _takes_elements(node: ast.For) -> bool:
@@ -78,6 +113,32 @@ def _takes_elements(node: ast.For) -> bool:
     inner = [n for s in node.body for n in ast.walk(s) if isinstance(n, ast.Subscript)]
     slices = [n.slice for n in inner if isinstance(n.value, ast.Name)]
     return any(isinstance(n, ast.Name) and n.id == counter for each in slices for n in ast.walk(each))
+
+
+_PURE = {"int", "float", "bool", "len", "abs", "round", "min", "max", "sum", "any", "all", "range", "isinstance", "zip",
+         "enumerate", "hasattr", "getattr", "torch", "math", "F"}  # fmt: skip
+
+
+def _may_change(value: ast.expr) -> bool:
+    """Whether an expression may change something: it calls more than Python's own functions, PyTorch's and methods of
+    what is computed in it, which are those of tensors."""
+
+    def is_pure(node: ast.Call) -> bool:
+        function: ast.expr = node.func
+        if isinstance(function, ast.Attribute) and not _changes_nothing(node):
+            return False
+        is_method = isinstance(function, ast.Attribute)
+        while isinstance(function, ast.Attribute | ast.Subscript):
+            function = function.value
+        if isinstance(function, ast.Name) and function.id in _PURE:
+            return True
+        return is_method and node.func.attr in _OF_TENSORS  # type: ignore[attr-defined]
+
+    return any(isinstance(n, ast.Call) and not is_pure(n) for n in ast.walk(value))
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
 
 
 def _changes_nothing(node: ast.AST) -> bool:
@@ -100,6 +161,23 @@ def with_code(function: FunctionType, code: CodeType, calls: Any) -> FunctionTyp
     closure = tuple(CellType(calls) if n == CALLS else cells[n] for n in code.co_freevars)
     found = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
     found.__kwdefaults__ = function.__kwdefaults__
+    return found
+
+
+def _functions(body: Sequence[ast.stmt]) -> dict[str, set[str]]:
+    """Functions that statements define, by name, and the names that they use of those around."""
+    found: dict[str, set[str]] = {}
+    for node in (n for s in body for n in ast.walk(s)):
+        if isinstance(node, ast.FunctionDef):
+            used = {n.id for s in node.body for n in ast.walk(s) if isinstance(n, ast.Name)}
+            shared = {name for n in ast.walk(node) if isinstance(n, ast.Nonlocal) for name in n.names}
+            found[node.name] = found.get(node.name, set()) | (used - (_locals(node) - shared))
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
+            used = {n.id for n in ast.walk(node.value.body) if isinstance(n, ast.Name)}
+            used -= {a.arg for a in node.value.args.args}
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    found[target.id] = found.get(target.id, set()) | used
     return found
 
 
@@ -127,8 +205,10 @@ def bound_names(statements: Iterable[ast.stmt]) -> list[str]:
             return
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             found[node.id] = None
-        if isinstance(node, ast.ExceptHandler) and node.name:
+        if isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
             found[node.name] = None
+        if isinstance(node, ast.MatchMapping) and node.rest:
+            found[node.rest] = None
         for child in ast.iter_child_nodes(node):
             look(child)
 
@@ -154,8 +234,9 @@ def escape(statements: Iterable[ast.stmt]) -> str | None:
             return None
         if type(node) in _ESCAPES and not (in_loop and isinstance(node, ast.Break | ast.Continue)):
             return _ESCAPES[type(node)]
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            return f"an assignment to .{node.attr}"
+        is_store = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if is_store and not (isinstance(node.value, ast.Name) and node.value.id != "self"):  # type: ignore[attr-defined]
+            return f"an assignment to .{node.attr}"  # type: ignore[attr-defined]
         inside = in_loop or isinstance(node, _LOOPS)
         return next((found for child in ast.iter_child_nodes(node) if (found := look(child, inside))), None)
 
@@ -166,6 +247,7 @@ class _Rewriter(ast.NodeTransformer):
     def __init__(self, file: str, names: set[str]) -> None:
         self._file, self._names = file, names
         self._count = 0
+        self._inner: dict[str, set[str]] = {}  # functions inside, and the names that they use
 
     def definition(self, node: ast.FunctionDef) -> ast.FunctionDef:
         node.decorator_list, node.returns = [], None
@@ -175,6 +257,7 @@ class _Rewriter(ast.NodeTransformer):
         node.args.defaults = []
         node.args.kw_defaults = [None] * len(node.args.kwonlyargs)
         # which have defaults is said by the function that this becomes
+        self._inner = _functions(node.body)
         node.body = self._block(node.body)
         return node
 
@@ -182,6 +265,8 @@ class _Rewriter(ast.NodeTransformer):
         """A function inside has names of its own, and those around it."""
         inner = _Rewriter(self._file, self._names | _locals(node))
         inner._count = self._count + 1000  # names of what is made are not those around it
+        binds_around = any(isinstance(n, ast.Nonlocal) for n in ast.walk(node))
+        inner._inner = {**(self._inner if binds_around else {}), **_functions(node.body)}
         node.body = inner._block(without_exits(bound_before(node.body)))
         return node
 
@@ -226,6 +311,19 @@ class _Rewriter(ast.NodeTransformer):
         used = {n.id for s in statements for n in ast.walk(s) if isinstance(n, ast.Name)}
         return sorted(used & self._names)
 
+    def _used_inside(self, statements: Sequence[ast.stmt]) -> str | None:
+        """Why statements that become a function of their own would not be seen by one that they call."""
+        called = {n.id for s in statements for n in ast.walk(s) if isinstance(n, ast.Name)} & self._inner.keys()
+        used: set[str] = set()
+        waiting = list(called)
+        while waiting:
+            new = self._inner[waiting.pop()] - used
+            used |= new
+            waiting += new & self._inner.keys()
+        own = {n.name for s in statements for n in ast.walk(s) if isinstance(n, ast.FunctionDef)}
+        found = sorted(used & set(bound_names(statements)) - own)
+        return f"a name bound ('{found[0]}') that a function inside uses" if found else None
+
     def _names_of(self, names: Iterable[str]) -> ast.expr:
         return ast.Tuple([ast.Constant(n) for n in names], ast.Load())
 
@@ -235,10 +333,10 @@ class _Rewriter(ast.NodeTransformer):
     # statements
 
     def visit_If(self, node: ast.If) -> Any:
-        why = escape([*node.body, *node.orelse])
+        why = escape([*node.body, *node.orelse]) or self._used_inside([*node.body, *node.orelse])
         read = self._read([*node.body, *node.orelse])
         names = bound_names([*node.body, *node.orelse])
-        test = self.visit(node.test)
+        test = self._test(node.test)
         if why is not None:
             node.test = self._plain(test, why, node)
             node.body, node.orelse = self._block(node.body), self._block(node.orelse)
@@ -251,11 +349,15 @@ class _Rewriter(ast.NodeTransformer):
         return [then, other, self._bind(names, value, node)]
 
     def visit_While(self, node: ast.While) -> Any:
-        why = escape(node.body) or ("else" if node.orelse else None)
+        if node.orelse and not any(isinstance(n, ast.Break) for s in node.body for n in ast.walk(s)):
+            last, node.orelse = node.orelse, []
+            made = self.visit_While(node)
+            return [*(made if isinstance(made, list) else [made]), *self._block(last)]
+        why = escape(node.body) or self._used_inside(node.body) or ("else" if node.orelse else None)
         read = self._read([*node.body, node.test])
         names = bound_names(node.body)
         augmented = augmented_only(node.body)
-        test = self.visit(node.test)
+        test = self._test(node.test)
         if why is not None:
             node.test = self._plain(test, why, node)
             node.body, node.orelse = self._block(node.body), self._block(node.orelse)
@@ -268,8 +370,10 @@ class _Rewriter(ast.NodeTransformer):
         return [goes_on, body, self._bind(names, value, node)]
 
     def visit_For(self, node: ast.For) -> Any:
-        if not is_range(node) or not isinstance(node.target, ast.Name) or node.orelse or escape(node.body):
-            node.iter = self._call("several", self.visit(node.iter), self._where(node))
+        is_step = isinstance(node.target, ast.Name) and not escape(node.body) and not self._used_inside(node.body)
+        if not is_range(node) or not is_step or node.orelse:
+            is_named = ast.Constant(isinstance(node.iter, ast.Name))
+            node.iter = self._call("several", self.visit(node.iter), self._where(node), is_named)
             node.body, node.orelse = self._block(node.body), self._block(node.orelse)
             left = getattr(node, "left", None)
             if left is not None:
@@ -277,6 +381,7 @@ class _Rewriter(ast.NodeTransformer):
                 ends = ast.If(is_set, [ast.Break()], [])
                 node.body.insert(0, ast.fix_missing_locations(ast.copy_location(ends, node)))
             return node
+        assert isinstance(node.target, ast.Name)
         read = self._read(node.body)
         names = list(dict.fromkeys([node.target.id, *bound_names(node.body)]))
         augmented = augmented_only(node.body) - {node.target.id}
@@ -289,12 +394,26 @@ class _Rewriter(ast.NodeTransformer):
     def visit_Assign(self, node: ast.Assign) -> Any:
         """`x[i] = y` by a call, as a part of a tuple too."""
         found: list[ast.stmt] = []
+        # what is between brackets is computed when all targets before are bound
+        is_ordered = any(isinstance(n, ast.Subscript) for t in node.targets for n in ast.walk(t)) and (
+            len(node.targets) > 1 or not isinstance(node.targets[0], ast.Subscript)
+        )
 
         def without(target: ast.expr) -> ast.expr:
+            if isinstance(target, ast.Attribute):
+                target = self.visit(target)
+            if is_ordered and isinstance(target, ast.Name | ast.Attribute):
+                self._count += 1
+                name = f"_value_{self._count}"
+                found.append(ast.Assign([target], ast.Name(name, ast.Load())))
+                return ast.Name(name, ast.Store())
+            if isinstance(target, ast.Starred):
+                target.value = without(target.value)
             if isinstance(target, ast.Subscript):
                 self._count += 1
                 name = f"_value_{self._count}"
-                put = self._call("put", self.visit(target.value), self._key(target.slice), ast.Name(name, ast.Load()))
+                put = self._call("put", self.visit(target.value), self._key(target.slice), ast.Name(name, ast.Load()),
+                                 self._where(node))  # fmt: skip
                 found.append(ast.Expr(put))
                 return ast.Name(name, ast.Store())
             if isinstance(target, ast.Tuple | ast.List):
@@ -333,7 +452,14 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_Compare(self, node: ast.Compare) -> Any:
         """`a < b < c` asks twice, and computes what is between once."""
-        if len(node.ops) == 1 or not all(isinstance(op, _ORDERS) for op in node.ops):
+        (op, *more), other = node.ops, node.comparators[0]
+        pair = (node.left, other)
+        if isinstance(op, ast.In | ast.NotIn | ast.Is | ast.IsNot) and not more and not any(map(_is_none, pair)):
+            name = "contained" if isinstance(op, ast.In | ast.NotIn) else "same"
+            found = self._call(name, *map(self.visit, pair))
+            is_not = isinstance(op, ast.NotIn | ast.IsNot)
+            return ast.copy_location(self._call("inverse", found) if is_not else found, node)
+        if not more or not all(isinstance(op, _ORDERS) for op in node.ops):
             return self.generic_visit(node)
         kinds = ast.Tuple([ast.Constant(type(op).__name__) for op in node.ops], ast.Load())
         values = [self._late(self.visit(v)) for v in (node.left, *node.comparators)]
@@ -350,7 +476,19 @@ class _Rewriter(ast.NodeTransformer):
         if isinstance(node.target, ast.Name):  # of a tensor a change in place, of a number a new one
             made = self._call("changed", ast.Name(node.target.id, ast.Load()), kind, value)
             return [*before, self._bind_one(node.target.id, made, node)]
-        node.value = value
+        assert isinstance(node.target, ast.Attribute)
+        self._count += 1
+        name = f"_owner_{self._count}"
+        owner = self._bind_one(name, self.visit(node.target.value), node)
+        old = ast.Attribute(ast.Name(name, ast.Load()), node.target.attr, ast.Load())
+        node.target.value = ast.copy_location(ast.Name(name, ast.Load()), node)
+        made = ast.Assign([self.visit(node.target)], self._call("changed", old, kind, value))
+        return [owner, ast.fix_missing_locations(ast.copy_location(made, node))]
+
+    def visit_Attribute(self, node: ast.Attribute) -> Any:
+        node.value = self.visit(node.value)
+        if isinstance(node.ctx, ast.Store):
+            node.value = self._call("owner", node.value, ast.Constant(node.attr), self._where(node))
         return node
 
     # expressions
@@ -375,21 +513,62 @@ class _Rewriter(ast.NodeTransformer):
             return self.generic_visit(node)
         return ast.copy_location(self._call("get", self.visit(node.value), self._key(node.slice)), node)
 
+    def _test(self, node: ast.expr) -> ast.expr:
+        """An expression of which nothing but its truth is asked."""
+        if isinstance(node, ast.BoolOp):
+            name = "all_of" if isinstance(node.op, ast.And) else "any_of"
+            return self._asked(name, [], node, self._test)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return ast.copy_location(self._call("inverse", self._test(node.operand)), node)
+        made: ast.expr = self.visit(node)
+        return made
+
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:
-        name = "all_of" if isinstance(node.op, ast.And) else "any_of"
-        return ast.copy_location(self._call(name, *(self._late(self.visit(v)) for v in node.values)), node)
+        return self._asked("last_of", [ast.Constant(isinstance(node.op, ast.And))], node, self.visit)
+
+    def _asked(self, name: str, first: list[ast.expr], node: ast.BoolOp, visit: Callable[[ast.expr], Any]) -> ast.expr:
+        """Values of which one is computed where those before it leave that open."""
+        effects = [k for k, value in enumerate(node.values) if k and _may_change(value)]
+        read = self._held(self._read([node.values[k] for k in effects]))
+        places = ast.Tuple([ast.Constant(k) for k in effects], ast.Load())
+        late = [self._late(visit(v)) for v in node.values]
+        return ast.copy_location(self._call(name, *first, places, read, self._where(node), *late), node)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
-        operand = self.visit(node.operand)
         if isinstance(node.op, ast.Not):
-            return ast.copy_location(self._call("inverse", operand), node)
+            return self._test(node)
+        operand = self.visit(node.operand)
         if isinstance(operand, ast.Constant):
             return node
         return ast.copy_location(self._call("combined", ast.Constant(type(node.op).__name__), operand), node)
 
     def visit_IfExp(self, node: ast.IfExp) -> Any:
-        late = [self._late(self.visit(v)) for v in (node.body, node.orelse)]
-        return ast.copy_location(self._call("choose", self.visit(node.test), *late, self._where(node)), node)
+        sides = [node.body, node.orelse]
+        read = self._held(self._read(sides) if any(map(_may_change, sides)) else ())
+        late = [self._late(self.visit(v)) for v in sides]
+        return ast.copy_location(self._call("choose", self._test(node.test), *late, self._where(node), read), node)
+
+    def visit_Assert(self, node: ast.Assert) -> Any:
+        node.test = self._call("assumed", self._test(node.test))
+        return node
+
+    def visit_Match(self, node: ast.Match) -> Any:
+        node.subject = self._call("matched", self.visit(node.subject), self._where(node))
+        for each in node.cases:
+            each.body = self._block(each.body)
+        return node
+
+    def visit_Try(self, node: ast.Try) -> Any:
+        """A refusal goes through."""
+        for name in ("body", "orelse", "finalbody"):
+            setattr(node, name, self._block(getattr(node, name)))
+        for each in node.handlers:
+            each.body = self._block(each.body)
+        if node.handlers:
+            kinds = ast.Attribute(ast.Name(CALLS, ast.Load()), "refusals", ast.Load())
+            through = ast.ExceptHandler(kinds, None, [ast.Expr(self._call("caught")), ast.Raise()])
+            node.handlers.insert(0, ast.fix_missing_locations(ast.copy_location(through, node)))
+        return node
 
     def visit_Call(self, node: ast.Call) -> Any:
         changed = node.func.attr if isinstance(node.func, ast.Attribute) else ""
@@ -402,7 +581,7 @@ class _Rewriter(ast.NodeTransformer):
             return ast.copy_location(call, node)
         is_own = isinstance(node.func, ast.Name) and node.func.id in ("super", "locals", "globals", "vars")
         made = self.generic_visit(node)
-        if is_own or not isinstance(node.func, ast.Name | ast.Attribute):
+        if is_own:
             return made
         node.func = ast.copy_location(self._call("called", node.func), node.func)
         return node

@@ -11,7 +11,8 @@ from torch.utils import _pytree as pytree
 
 from tilewright.errors import UnsupportedError
 from tilewright.frontend.pytorch.own_operators import copied
-from tilewright.frontend.pytorch.python.bodies import CONTAINERS, Pick, Traced, changed_container
+from tilewright.frontend.pytorch.python.bodies import Pick, Traced
+from tilewright.frontend.pytorch.python.containers import CONTAINERS, changed_container
 from tilewright.frontend.pytorch.python.exits import FINAL, LEFT, RESULT, RETURNED
 from tilewright.frontend.pytorch.python.values import (
     Step,

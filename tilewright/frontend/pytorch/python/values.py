@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
 from tilewright.errors import UnsupportedError
@@ -15,6 +17,8 @@ Step = Callable[..., Any]
 # What a module's own code, or PyTorch's exporter with it, may raise.
 CODE_ERRORS = (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError, AttributeError, LookupError,
                NameError, StopIteration)  # fmt: skip
+# What says that code cannot be followed, by us or by PyTorch.
+REFUSALS = (UnsupportedError, DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 
 
 class Unbound:
