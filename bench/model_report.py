@@ -49,12 +49,18 @@ class PlanTime:
         for nest in self.plan["nests"]:
             register = " ".join(f"{a}:{n}" for a, n in nest["register"])
             shown = f"vector {nest['vector']}x{nest['lanes']} register [{register}] order {' '.join(nest['order'])}"
-            if nest["unroll"]:
-                shown += f" unroll {' '.join(nest['unroll'])}"
-            if nest["row_lanes"] > 1:
-                shown += f" row_lanes {nest['row_lanes']}"
+            options = _options(nest)
+            if options.get("unroll"):
+                shown += f" unroll {' '.join(options['unroll'])}"
+            if options.get("row_lanes", 1) > 1:
+                shown += f" row_lanes {options['row_lanes']}"
             parts.append(shown)
         return "; ".join(parts)
+
+
+def _options(nest: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a leaf says of its form; older plans have it beside everything else."""
+    return next(iter(nest["form"].values()), {}) if nest.get("form") else nest
 
 
 @dataclass(frozen=True)
@@ -237,8 +243,8 @@ def features(report: KernelReport, each: PlanTime) -> Iterator[str]:
     yield f"{kind}: {_bucket(rows * columns, (1, 2, 4, 8, 12, 16, 20, 24, 32))} accumulators"
     yield f"{kind}: {_bucket(each.plan['tiles'], (1, 2, 4, 8, 16, 64, 256, 1024))} tiles"
     yield f"{kind}: order {'as the planner' if nest['order'] == own['order'] else 'another'}"
-    yield f"{kind}: {'unrolled' if nest['unroll'] else 'not unrolled'}"
-    yield f"{kind}: rows read by {'lane' if nest['row_lanes'] > 1 else 'scalar'}"
+    yield f"{kind}: {'unrolled' if _options(nest).get('unroll') else 'not unrolled'}"
+    yield f"{kind}: rows read by {'lane' if _options(nest).get('row_lanes', 1) > 1 else 'scalar'}"
 
 
 def _bucket(value: int, limits: Sequence[int]) -> str:

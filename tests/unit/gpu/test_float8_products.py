@@ -101,7 +101,7 @@ CASES: Mapping[str, ModelProto] = {
     "across": of_inputs(17, 64, 32, turned=False),
     "window": window(32, 7, 24),
 }
-SLOW = ("relu", "across")
+SLOW = ("across",)  # "relu" is the one whose sum is a single part
 
 
 def options(stop: str | None = "loops") -> Options:

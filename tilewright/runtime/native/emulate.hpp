@@ -220,6 +220,7 @@ template <class T> struct RegisterReference {
   operator typename Value<T>::type() const { return read(); }
   const RegisterReference& operator=(T value) const { write(value); return *this; }
   const RegisterReference& operator=(const RegisterReference& other) const { write(other.read()); return *this; }
+  const RegisterReference& operator=(const Reference<T>& other) const { write(other.read()); return *this; }
 };
 
 template <class T> struct RegisterPlace {

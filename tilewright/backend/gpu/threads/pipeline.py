@@ -74,7 +74,7 @@ def pipelined(
         return [s for step in range(depth) for s in (*fetch(place, step, step % 2), *use(step % 2))]
 
     if parts == 1:
-        return [*at_once(first, first), wait(0), sync(), *alone(first), *end]
+        return [*at_once(first, first), wait(0), sync(), *alone(first), *_gathered(gathered, first), *end]
     if stages == 1 or depth == 1:
         axis = Axis(name, parts)
         inside = [*at_once(var(axis), first), wait(0), sync(), *alone(first), *_gathered(gathered, var(axis)), sync()]
