@@ -8,7 +8,7 @@ all kernels, and that towards none, each as if one more of them had said so.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
 
@@ -20,7 +20,7 @@ from tilewright.target import Target
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Plan
 from tilewright.tune.families import family
-from tilewright.tune.features import features
+from tilewright.tune.features import Told, features
 from tilewright.tune.groups import find_groups
 from tilewright.tune.parts import Part, part_of, plan_key
 from tilewright.tune.reader import Reader
@@ -34,7 +34,7 @@ class _Task:
     """A kernel that was measured as the planner had it."""
 
     program: str
-    family: Hashable
+    family: object
     surprise: float  # the logarithm of measured over predicted
 
 
@@ -47,21 +47,30 @@ def with_records(
     if not ours:
         return plan
     taken = {(m.program, digest(json.dumps(m.plan, sort_keys=True))): 1e-6 * m.microseconds for m in ours}
-    corrected = believed or _ByFamilies(target, list(_tasks(records, ours))).seconds
+    alone = list(_alone(program, plan, target))
+    corrected = believed or _ByFamilies.of([parts[0] for _, parts in alone], target, records, ours).seconds
     told = {}
-    for group in find_groups(program, plan, target):
-        names = [plan.kernels[place].name for place in group.members]
-        parts = [part for name in names if (part := part_of(program, plan, [name], target)).kernels == (name,)]
-        if not parts or plan.scan_of(plan.kernels[group.members[0]]) is not None:
-            continue
-        keys = ((digest(part.text), plan_key(part.own)) for part in parts)
-        measured = next((taken[key] for key in keys if key in taken), 0.0)
+    for places, parts in alone:
+        measured = next((taken[key] for key in map(_key, parts) if key in taken), 0.0)
         seconds = corrected(parts[0]) or 0.0
-        for place in group.members:
+        for place in places:
             kernel = plan.kernels[place]
             about = replace(kernel.estimate, corrected=round(seconds, 9), measured=round(measured, 9))
             told[kernel.name] = replace(kernel, estimate=about)
     return plan.with_kernels(told)
+
+
+def _alone(program: Program, plan: Plan, target: Target) -> Iterator[tuple[tuple[int, ...], list[Part]]]:
+    """Kernels that start by themselves, by position, equal ones together, and each as a part."""
+    for group in find_groups(program, plan, target):
+        kernels = [plan.kernels[place] for place in group.members]
+        if plan.scan_of(kernels[0]) is None:
+            yield group.members, [part_of(program, plan, [kernel.name], target) for kernel in kernels]
+
+
+def _key(part: Part) -> tuple[str, str]:
+    """Program and plan, as records have them."""
+    return digest(part.text), plan_key(part.own)
 
 
 def _fitting(records: Records, target: Target, options: Options) -> list[Measurement]:
@@ -71,40 +80,48 @@ def _fitting(records: Records, target: Target, options: Options) -> list[Measure
     return [m for m in records.measurements if m.target in like and m.threads == measuring.threads]
 
 
-def _tasks(records: Records, ours: list[Measurement]) -> Iterator[_Task]:
-    """By the first that was measured of each: the planner's own plan."""
+@dataclass(frozen=True)
+class _ByFamilies:
+    tasks: tuple[_Task, ...]
+    told: Mapping[tuple[str, str], Sequence[Told]]  # of the parts that are asked for
+
+    @staticmethod
+    def of(parts: Sequence[Part], target: Target, records: Records, ours: Sequence[Measurement]) -> _ByFamilies:
+        told = {_key(part): _told(part.program, part.own, target) for part in parts}
+        return _ByFamilies(tuple(_tasks(records, ours, told)), told)
+
+    def seconds(self, part: Part) -> float | None:
+        """None where nothing else was measured, or predictions know no such kernel."""
+        own = self.told[_key(part)]
+        others = [task for task in self.tasks if task.program != digest(part.text)]
+        if not others or not own:
+            return None
+        of_all = _mean([task.surprise for task in others])
+        kin = [task.surprise - of_all for task in others if task.family == family(own)]
+        return sum(t.seconds for t in own) * exp(of_all + _mean(kin))
+
+
+def _tasks(
+    records: Records, ours: Sequence[Measurement], known: Mapping[tuple[str, str], Sequence[Told]]
+) -> Iterator[_Task]:
+    """By the first that was measured of each: the planner's own plan. What is `known` is not priced again."""
     reader = Reader(records)
     for one in {m.task: m for m in reversed(ours)}.values():
-        program, plan, target = reader.parts(one)
-        try:
-            check_plan(plan, program, target)
-            told = features(program, plan, target)
-        except InternalError:  # of an older version, perhaps: it says nothing
-            continue
+        key = (one.program, digest(json.dumps(one.plan, sort_keys=True)))
+        told = known[key] if key in known else _told(*reader.parts(one))
         if told:
             yield _Task(one.program, family(told), log(1e-6 * one.microseconds / sum(t.seconds for t in told)))
 
 
-@dataclass(frozen=True)
-class _ByFamilies:
-    target: Target
-    tasks: list[_Task]
-
-    def seconds(self, part: Part) -> float | None:
-        """None where nothing else was measured, or predictions know no such kernel."""
-        own = digest(part.text)
-        others = [task for task in self.tasks if task.program != own]
-        try:
-            told = features(part.program, part.own, self.target) if others else []
-        except InternalError:
-            return None
-        if not told:
-            return None
-        of_all = _mean([task.surprise for task in others])
-        kin = [task.surprise - of_all for task in others if task.family == family(told)]
-        return sum(t.seconds for t in told) * exp(of_all + _mean(kin))
+def _told(program: Program, plan: Plan, target: Target) -> Sequence[Told]:
+    """Nothing where it is no plan, of an older version perhaps, or predictions know no such kernel."""
+    try:
+        check_plan(plan, program, target)
+        return features(program, plan, target)
+    except InternalError:
+        return ()
 
 
-def _mean(values: list[float]) -> float:
+def _mean(values: Sequence[float]) -> float:
     """With one more that says nothing."""
     return sum(values) / (len(values) + 1)
