@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, groupby
-from math import inf, prod
+from math import ceil, inf, prod
 
 from tilewright.errors import OptionError
 from tilewright.ir.forms.compute import Compute, Program, reads
@@ -161,9 +161,9 @@ class _Plans:
         if found is None:
             return None
         if found.quicker is not None:
-            milliseconds, room = 1e3 * found.quicker.seconds, found.quicker.room / 2**20
+            milliseconds, room = 1e3 * found.quicker.seconds, ceil(found.quicker.room / 2**20)
             self.remarks = (f"even shares of the weights have their price: {milliseconds:.3g} ms are predicted where a "
-                            f"rank may have {room:.4g} MiB (memory=)",)  # fmt: skip
+                            f"rank may have {room} MiB (memory=)",)  # fmt: skip
         plans: list[StagePlan] = []
         for group, alike in groupby(enumerate(found.split.groups), key=lambda each: each[1]):
             numbers = [number for number, _ in alike]
@@ -213,9 +213,8 @@ class _Plans:
             elsewhere = {t for others in before for t in others}
             later = {t for place, others in enumerate(read) if place != number for t in others}
             steps, turns, keeps = self._steps(plan, computes[number], elsewhere, later)
-            begin = first if plan.group is None else plan.group * planner.mesh.ranks
-            begin = 0 if plan.mesh == self.shared else begin
-            stages.append(Stage(planner.mesh, begin, steps, 0.0, turns, keeps))
+            own = first if plan.group is None else plan.group * planner.mesh.ranks
+            stages.append(Stage(planner.mesh, 0 if plan.mesh == self.shared else own, steps, 0.0, turns, keeps))
             first += planner.mesh.ranks
         seconds = self._seconds_of(plans, stages)
         stages = [replace(stage, seconds=each) for stage, each in zip(stages, seconds, strict=True)]
@@ -258,7 +257,7 @@ class _Plans:
         having: dict[Tensor, set[int]] = {}  # ranks
         made: dict[Tensor, Stage] = {}
         for plan, stage in zip(plans, stages, strict=True):
-            run = Run(self.priced[plan.mesh], plan.first)
+            run = Run(self.priced[plan.mesh])
             for number in range(plan.first, plan.last):
                 run.add(number)
             total = run.seconds + run.whole_again(plan.last)
