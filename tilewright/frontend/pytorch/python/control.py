@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, KeysView, Sequence, ValuesView
 from functools import partial
 from inspect import getattr_static
 from types import CodeType, FunctionType, MethodType
@@ -25,7 +26,7 @@ from tilewright.frontend.pytorch.python.bodies import (
     emit,
     write_back,
 )
-from tilewright.frontend.pytorch.python.containers import Containers
+from tilewright.frontend.pytorch.python.containers import Containers, is_own_object
 from tilewright.frontend.pytorch.python.elements import (
     change_part,
     get,
@@ -65,8 +66,6 @@ _COMBINED = {name: getattr(operator, f"__{function}__") for name, function in
 _ORDERS = {"Lt": operator.lt, "LtE": operator.le, "Gt": operator.gt, "GtE": operator.ge, "Eq": operator.eq,
            "NotEq": operator.ne}  # fmt: skip
 SHORT = 16  # steps of a loop over plain numbers that are written out one by one
-_NEXT = ("an iterator from around a branch or a loop that data decide is read in it, and whether, or how often, is for "
-         "the data to tell; take what it gives before, or index a list")  # fmt: skip
 FEW = 4  # steps of one that a tensor may end: written out, each of them is a branch
 
 
@@ -82,6 +81,7 @@ class Calls:
         self._rewrites: dict[CodeType, CodeType | None] = {}  # None where there is no source
         self._numbers = Numbers()
         self._depth = 0  # of branches and loops of the graph that are being followed
+        self._iterators: list[Any] = []  # from around them
         self._escaped: BaseException | None = None  # what one of them has raised
         self.is_caught = False  # whether a refusal went through the user's own `try`
 
@@ -98,8 +98,8 @@ class Calls:
         numeric = self._numbers.called(function)
         if numeric is not function:
             return numeric
-        if function is next and self._depth:
-            raise UnsupportedError(_NEXT)
+        if function is next:
+            return lambda values, *default: next(self._advanced(values), *default)
         if isinstance(function, FunctionType):
             own = {torch.cond: self.cond, while_loop: self.while_loop}.get(function)
             return own if own is not None else self.rewritten(function)
@@ -109,7 +109,7 @@ class Calls:
         if type(function) is partial:
             return partial(self.called(function.func), *function.args, **function.keywords)
         own_call = getattr_static(type(function), "__call__", None)
-        if isinstance(own_call, FunctionType) and not isinstance(function, torch.nn.Module):
+        if isinstance(own_call, FunctionType) and not isinstance(function, torch.nn.Module | type):
             made = self.rewritten(own_call)
             return function if made is own_call else MethodType(made, function)
         return function
@@ -223,12 +223,16 @@ class Calls:
         if isinstance(container, range) and is_data(item) and not item.ndim:
             first, last = sorted((container[0], container[-1])) if container else (1, 0)
             return numeral((item >= first) & (item <= last) & ((item - first) % container.step == 0))
-        is_known = isinstance(container, list | tuple | set | frozenset | dict)
+        is_known = isinstance(container, list | tuple | set | frozenset | dict | deque | KeysView | ValuesView)
         if not is_known or not any(is_data(x) for x in (item, *container)):
             return item in container
         if any(x is item for x in container):
             return True
-        equal = [item == x for x in container if all(is_data(v) or is_number(v) for v in (item, x))]
+
+        def is_like(x: Any) -> bool:
+            return is_data(x) == is_data(item) or all(is_data(v) or is_number(v) for v in (x, item))
+
+        equal = [item == x for x in container if is_like(x)]
         return self._numbers.called(any)(equal)
 
     def same(self, one: Any, other: Any) -> Any:
@@ -277,10 +281,17 @@ class Calls:
             raise UnsupportedError(f"{where}: what is matched is a tensor, or a number that data tell; use if and elif")
         return subject
 
-    def several(self, values: Any, where: str, is_named: bool = False) -> Any:
+    def several(self, values: Any) -> Any:
         """What a loop that is written out goes over."""
-        if is_named and self._depth and isinstance(values, Iterator):
-            raise UnsupportedError(f"{where}: {_NEXT}")
+        return self._advanced(values)
+
+    def _advanced(self, values: Any) -> Any:
+        """An iterator of which something is taken, or another value: no iterator from around a body in it."""
+        if self._depth and any(values is x for x in self._iterators):
+            raise UnsupportedError(
+                "an iterator from around a branch or a loop that data decide is read in it, and whether, or how often, "
+                "is for the data to tell; take what it gives before, or index a list"
+            )
         return values
 
     def is_set(self, flag: Any) -> bool:
@@ -288,8 +299,8 @@ class Calls:
         return flag is True
 
     def owner(self, x: Any, attribute: str, where: str) -> Any:
-        """What is given an attribute: no module in a body, which would give it to the module for good."""
-        if self._depth and isinstance(x, torch.nn.Module):
+        """What is given an attribute: in a body no module, and nothing else that is not followed."""
+        if self._depth and not is_own_object(x):
             raise UnsupportedError(
                 f"{where}: a tensor decides whether this is run, and there is an assignment to .{attribute} in it, "
                 f"which compiled code cannot do; change a buffer in place, or assign behind the branch or loop"
@@ -327,6 +338,7 @@ class Calls:
         if not is_data(test):
             found: Values = (then if test else otherwise)(*values)
             return found
+        self._iterators += [x for x in read if isinstance(x, Iterator)]
         lists = Containers(read, where)
         steps = [self._inside(lists.around(step)) for step in (then, otherwise)]
         given = (*values, *lists.held())
@@ -436,6 +448,7 @@ class Calls:
         """A loop that data end. Carried are the tensors and numbers that its body binds anew; what it only changes in
         place is used like any tensor from around it."""
         check_sizes(pytree.tree_leaves(values), where)
+        self._iterators += [x for x in read if isinstance(x, Iterator)]
         test, body = self._inside(test), self._inside(body)
         lists = Containers(read, where)
         lists = lists.changed_by(body, values)
