@@ -46,6 +46,9 @@ class _Apart:
     def _statement(self, node: ast.stmt) -> list[ast.stmt]:
         if isinstance(node, ast.If):
             return self._choice(node)
+        if isinstance(node, ast.While) and node.orelse and _binds(node.test) and not _may_break(node):
+            last, node.orelse = node.orelse, []
+            return [*self._statement(node), *last]
         if isinstance(node, ast.While) and not node.orelse:
             before, test = self._apart(node.test)
             if before:
@@ -151,6 +154,10 @@ def _binds(value: ast.AST) -> bool:
     if isinstance(value, _OWN_SCOPES):
         return False  # a comprehension's walrus stays in it, where Python binds it outside
     return isinstance(value, ast.NamedExpr) or any(map(_binds, ast.iter_child_nodes(value)))
+
+
+def _may_break(node: ast.While) -> bool:
+    return any(isinstance(n, ast.Break) for s in node.body for n in ast.walk(s))
 
 
 def _parts(value: ast.AST) -> Iterator[tuple[ast.AST, str, int | None]]:

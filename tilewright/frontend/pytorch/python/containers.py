@@ -44,15 +44,22 @@ def _held(x: Any) -> _Held | None:
             return _Held(_SET, x, lambda: set(x), partial(_put_set, x))
         case CellType():
             return _Held(_NAME, x, lambda: _in_cell(x), partial(_put_cell, x))
-    if _is_own_object(x):
+    if is_own_object(x):
         return _Held(_OBJECT, x, lambda: dict(vars(x)), partial(_put_dict, vars(x)))
     return None
 
 
-def _is_own_object(x: Any) -> bool:
+def is_own_object(x: Any) -> bool:
+    """Whether something is an object with attributes that may change: none of PyTorch's, nor of Python's but those that
+    are made to have attributes."""
     home = (type(x).__module__ or "").partition(".")[0]
-    is_pythons = home in sys.stdlib_module_names and home not in ("types", "collections")
-    return hasattr(x, "__dict__") and not is_pythons and home not in ("torch", "tilewright")
+    is_pythons = home in sys.stdlib_module_names and home not in ("types", "collections", "argparse")
+    return (
+        hasattr(x, "__dict__")
+        and not isinstance(x, torch.nn.Module | type)
+        and not is_pythons
+        and home not in ("torch", "tilewright")
+    )
 
 
 def _put_list(x: Any, now: Any) -> None:
@@ -108,7 +115,7 @@ def _parts(x: Any) -> list[Any]:
             cells = dict(zip(x.__code__.co_freevars, x.__closure__ or (), strict=True))
             rebound = _rebound(x.__code__)
             return [cell if name in rebound else tuple(_in_cell(cell)) for name, cell in cells.items()]
-    return list(vars(x).values()) if _is_own_object(x) else []
+    return list(vars(x).values()) if is_own_object(x) else []
 
 
 class Containers:

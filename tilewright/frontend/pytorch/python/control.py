@@ -3,7 +3,6 @@ traced graph, and is Python's own elsewhere."""
 
 from __future__ import annotations
 
-import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -25,7 +24,7 @@ from tilewright.frontend.pytorch.python.bodies import (
     emit,
     write_back,
 )
-from tilewright.frontend.pytorch.python.containers import Containers
+from tilewright.frontend.pytorch.python.containers import Containers, is_own_object
 from tilewright.frontend.pytorch.python.elements import (
     change_part,
     get,
@@ -35,7 +34,7 @@ from tilewright.frontend.pytorch.python.elements import (
     put_changed,
 )
 from tilewright.frontend.pytorch.python.exits import LEFT, STEP
-from tilewright.frontend.pytorch.python.numbers import Numbers
+from tilewright.frontend.pytorch.python.expressions import Expressions
 from tilewright.frontend.pytorch.python.rewriting import CALLS, rewritten_code, with_code
 from tilewright.frontend.pytorch.python.state import State, agreed
 from tilewright.frontend.pytorch.python.values import (
@@ -46,42 +45,29 @@ from tilewright.frontend.pytorch.python.values import (
     Values,
     flag,
     is_data,
-    is_number,
     is_numeral,
-    kind_of_number,
-    made_of,
     number,
     numeral,
 )
 
 _higher = torch.ops.higher_order
-_ARITHMETIC = {
-    "Add": "add", "Sub": "sub", "Mult": "mul", "Div": "truediv", "FloorDiv": "floordiv", "Mod": "mod", "Pow": "pow",
-    "BitAnd": "and", "BitOr": "or", "BitXor": "xor", "MatMult": "matmul", "LShift": "lshift", "RShift": "rshift",
-}  # fmt: skip
-_AUGMENTED = {name: getattr(operator, f"__i{function}__") for name, function in _ARITHMETIC.items()}
-_COMBINED = {name: getattr(operator, f"__{function}__") for name, function in
-             {**_ARITHMETIC, "USub": "neg", "UAdd": "pos", "Invert": "invert"}.items()}  # fmt: skip
-_ORDERS = {"Lt": operator.lt, "LtE": operator.le, "Gt": operator.gt, "GtE": operator.ge, "Eq": operator.eq,
-           "NotEq": operator.ne}  # fmt: skip
 SHORT = 16  # steps of a loop over plain numbers that are written out one by one
-_NEXT = ("an iterator from around a branch or a loop that data decide is read in it, and whether, or how often, is for "
-         "the data to tell; take what it gives before, or index a list")  # fmt: skip
 FEW = 4  # steps of one that a tensor may end: written out, each of them is a branch
 
 
-class Calls:
+class Calls(Expressions):
     """What the rewritten functions of one module call."""
 
     def __init__(self, rolls: bool = True) -> None:
         """Where it `rolls`, the steps of a loop behind the first that a tensor may end are a loop of the graph."""
+        super().__init__()
         self.loops = 0  # over ranges that became loops of the graph
         self.rolled = 0  # of which Python's own could be
         self._rolls = rolls
         self._written_out: set[str] = set()  # where loops stand that cannot be
         self._rewrites: dict[CodeType, CodeType | None] = {}  # None where there is no source
-        self._numbers = Numbers()
         self._depth = 0  # of branches and loops of the graph that are being followed
+        self._iterators: list[Any] = []  # from around them
         self._escaped: BaseException | None = None  # what one of them has raised
         self.is_caught = False  # whether a refusal went through the user's own `try`
 
@@ -98,8 +84,8 @@ class Calls:
         numeric = self._numbers.called(function)
         if numeric is not function:
             return numeric
-        if function is next and self._depth:
-            raise UnsupportedError(_NEXT)
+        if function is next:
+            return lambda values, *default: next(self._advanced(values), *default)
         if isinstance(function, FunctionType):
             own = {torch.cond: self.cond, while_loop: self.while_loop}.get(function)
             return own if own is not None else self.rewritten(function)
@@ -109,7 +95,7 @@ class Calls:
         if type(function) is partial:
             return partial(self.called(function.func), *function.args, **function.keywords)
         own_call = getattr_static(type(function), "__call__", None)
-        if isinstance(own_call, FunctionType) and not isinstance(function, torch.nn.Module):
+        if isinstance(own_call, FunctionType) and not isinstance(function, torch.nn.Module | type):
             made = self.rewritten(own_call)
             return function if made is own_call else MethodType(made, function)
         return function
@@ -146,118 +132,7 @@ class Calls:
             raise UnsupportedError(f"{where}: what is returned {value.why}")
         return value
 
-    # expressions
-
-    def inverse(self, value: Any) -> Any:
-        return torch.logical_not(flag(value)) if is_data(value) else not value
-
-    def all_of(self, effects: Sequence[int], read: Values, where: str, *values: Callable[[], Any]) -> Any:
-        return self._joined(True, effects, read, where, values)
-
-    def any_of(self, effects: Sequence[int], read: Values, where: str, *values: Callable[[], Any]) -> Any:
-        return self._joined(False, effects, read, where, values)
-
-    def _joined(
-        self, goes_on: bool, effects: Sequence[int], read: Values, where: str, values: Sequence[Callable[[], Any]]
-    ) -> Any:
-        """Whether all values are true, or any is. Those at the places `effects` may change something: they are computed
-        where it is still open."""
-        join = torch.logical_and if goes_on else torch.logical_or
-        found: Any = goes_on
-        for place, value in enumerate(values):
-            if is_data(found) and place in effects:
-                sides = [lambda _, v=value: (flag(v()),), lambda *_: (not goes_on,)]
-                then, otherwise = sides if goes_on else reversed(sides)
-                (found,) = self.branch(found, then, otherwise, ("the value",), (None,), read, where)
-                continue
-            new = value()
-            if is_data(found):
-                found = join(found, flag(new))
-            elif is_data(new):
-                found = flag(new)
-            else:
-                found = new
-                if bool(new) is not goes_on:
-                    return new
-        return found
-
-    def last_of(
-        self, goes_on: bool, effects: Sequence[int], read: Values, where: str, *values: Callable[[], Any]
-    ) -> Any:
-        """The value of `a and b`, if it goes on where one is true, or of `a or b`: that of the last that is asked."""
-        found = values[0]()
-        for place, value in enumerate(values[1:], 1):
-            if not is_data(found):
-                if bool(found) is not goes_on:
-                    return found
-                found = value()
-                continue
-            new = value if place in effects else _always(value())
-            if place not in effects and _is_flag(found) and _is_flag(new()):
-                both = (flag(found), flag(new()))
-                found = numeral(torch.logical_and(*both) if goes_on else torch.logical_or(*both))
-                continue
-            sides = [lambda _, v=new: (v(),), lambda *_, v=found: (v,)]
-            then, otherwise = sides if goes_on else reversed(sides)
-            (found,) = self.branch(found, then, otherwise, ("the value",), (None,), read, where)
-            if isinstance(found, Unbound):
-                raise UnsupportedError(f"{where}: the value of `and` or `or` {found.why}")
-        return found
-
-    def compared(self, kinds: Sequence[str], *values: Callable[[], Any]) -> Any:
-        """`a < b < c`: each value once, as far as the answer is open."""
-        last = values[0]()
-
-        def next_one(kind: str, value: Callable[[], Any]) -> Any:
-            nonlocal last
-            before, last = last, value()
-            return _ORDERS[kind](before, last)
-
-        pairs = zip(kinds, values[1:], strict=True)
-        return self.all_of((), (), "", *(lambda k=k, v=v: next_one(k, v) for k, v in pairs))
-
-    def contained(self, item: Any, container: Any) -> Any:
-        """`item in container`, where either may be data: whether it equals one of them."""
-        if is_data(container):
-            return numeral(flag((container == item).any()))
-        if isinstance(container, range) and is_data(item) and not item.ndim:
-            first, last = sorted((container[0], container[-1])) if container else (1, 0)
-            return numeral((item >= first) & (item <= last) & ((item - first) % container.step == 0))
-        is_known = isinstance(container, list | tuple | set | frozenset | dict)
-        if not is_known or not any(is_data(x) for x in (item, *container)):
-            return item in container
-        if any(x is item for x in container):
-            return True
-        equal = [item == x for x in container if all(is_data(v) or is_number(v) for v in (item, x))]
-        return self._numbers.called(any)(equal)
-
-    def same(self, one: Any, other: Any) -> Any:
-        """`one is other`, where a truth that data tell may be True or False."""
-        for value, known in ((one, other), (other, one)):
-            if isinstance(known, bool) and is_data(value) and is_numeral(value):
-                return numeral(value == known) if value.dtype is torch.bool else False
-        return one is other
-
-    def combined(self, kind: str, *operands: Any) -> Any:
-        if kind == "Pow" and is_data(operands[1]) and all(map(_is_whole, operands)):
-            raise UnsupportedError(
-                "a whole number to the power of one that data tell is whole or not as that has it: write 2.0 ** n, or "
-                "1 << n"
-            )
-        return made_of(_COMBINED[kind](*operands), operands)
-
-    def changed(self, value: Any, kind: str, other: Any) -> Any:
-        """What a name has behind `name += other`."""
-        return self.combined(kind, value, other) if is_numeral(value) else _AUGMENTED[kind](value, other)
-
-    def choose(
-        self, test: Any, then: Callable[[], Any], otherwise: Callable[[], Any], where: str, read: Values = ()
-    ) -> Any:
-        if not is_data(test):
-            return then() if test else otherwise()
-        steps = (lambda _: (then(),), lambda _: (otherwise(),))
-        (value,) = self.branch(test, *steps, ("the value",), (None,), read, where)
-        return value
+    # statements that stay
 
     def plain(self, test: Any, why: str, where: str) -> bool:
         """A test of statements that cannot be a branch."""
@@ -277,10 +152,17 @@ class Calls:
             raise UnsupportedError(f"{where}: what is matched is a tensor, or a number that data tell; use if and elif")
         return subject
 
-    def several(self, values: Any, where: str, is_named: bool = False) -> Any:
+    def several(self, values: Any) -> Any:
         """What a loop that is written out goes over."""
-        if is_named and self._depth and isinstance(values, Iterator):
-            raise UnsupportedError(f"{where}: {_NEXT}")
+        return self._advanced(values)
+
+    def _advanced(self, values: Any) -> Any:
+        """An iterator of which something is taken, or another value: no iterator from around a body in it."""
+        if self._depth and any(values is x for x in self._iterators):
+            raise UnsupportedError(
+                "an iterator from around a branch or a loop that data decide is read in it, and whether, or how often, "
+                "is for the data to tell; take what it gives before, or index a list"
+            )
         return values
 
     def is_set(self, flag: Any) -> bool:
@@ -288,8 +170,8 @@ class Calls:
         return flag is True
 
     def owner(self, x: Any, attribute: str, where: str) -> Any:
-        """What is given an attribute: no module in a body, which would give it to the module for good."""
-        if self._depth and isinstance(x, torch.nn.Module):
+        """What is given an attribute: in a body no module, and nothing else that is not followed."""
+        if self._depth and not is_own_object(x):
             raise UnsupportedError(
                 f"{where}: a tensor decides whether this is run, and there is an assignment to .{attribute} in it, "
                 f"which compiled code cannot do; change a buffer in place, or assign behind the branch or loop"
@@ -306,7 +188,7 @@ class Calls:
         if is_chosen_slot(x, key) and not all(map(is_numeral, (value, *x))):
             # the list holds the tensor itself
             x[:] = [
-                self.choose(at, _always(value), _always(each), where)
+                self.choose(at, lambda: value, lambda each=each: each, where)
                 for at, each in zip(places_of(x, key), x, strict=True)
             ]  # fmt: skip
             return
@@ -327,6 +209,7 @@ class Calls:
         if not is_data(test):
             found: Values = (then if test else otherwise)(*values)
             return found
+        self._iterators += [x for x in read if isinstance(x, Iterator)]
         lists = Containers(read, where)
         steps = [self._inside(lists.around(step)) for step in (then, otherwise)]
         given = (*values, *lists.held())
@@ -436,6 +319,7 @@ class Calls:
         """A loop that data end. Carried are the tensors and numbers that its body binds anew; what it only changes in
         place is used like any tensor from around it."""
         check_sizes(pytree.tree_leaves(values), where)
+        self._iterators += [x for x in read if isinstance(x, Iterator)]
         test, body = self._inside(test), self._inside(body)
         lists = Containers(read, where)
         lists = lists.changed_by(body, values)
@@ -500,15 +384,3 @@ class Calls:
             return tuple(found) if isinstance(found, tuple | list) else (found,)
 
         return self._loop(goes_on, one, names, tuple(carried), (), (), "torch.while_loop")
-
-
-def _always(value: Any) -> Callable[[], Any]:
-    return lambda: value
-
-
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool) or (is_data(value) and not value.ndim and value.dtype is torch.bool)
-
-
-def _is_whole(value: Any) -> bool:
-    return is_numeral(value) and not kind_of_number(value).is_floating_point

@@ -10,24 +10,24 @@ from typing import Any
 
 import torch
 
-from tilewright.frontend.pytorch.python import rewriting
+from tilewright.frontend.pytorch.python import source
 from tilewright.frontend.pytorch.python.control import Calls
 from tilewright.frontend.pytorch.python.selections import map_elements
 
 
 def loops_over_elements(module: torch.nn.Module) -> bool:
     """Whether a module, or one inside it, may have long loops over parts of tensors."""
-    return any(map(rewriting.loops_over_elements, _written(module)))
+    return any(map(source.loops_over_elements, _written(module)))
 
 
 def catches_errors(module: torch.nn.Module) -> bool:
     """Whether a module's code may take it for an error of its own that the exporter cannot follow it."""
-    return any(map(rewriting.catches_errors, _written(module)))
+    return any(map(source.catches_errors, _written(module)))
 
 
 def asks_for_kinds(module: torch.nn.Module) -> bool:
     """Whether a module's code may ask for the type of a number: the exporter's are none of Python's."""
-    return any(map(rewriting.asks_for_kinds, _written(module)))
+    return any(map(source.asks_for_kinds, _written(module)))
 
 
 def _written(module: torch.nn.Module) -> set[type | FunctionType]:

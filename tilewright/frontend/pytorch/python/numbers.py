@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tilewright.errors import UnsupportedError
 from tilewright.frontend.pytorch.own_operators import one_of
 from tilewright.frontend.pytorch.python.elements import looked_up
 from tilewright.frontend.pytorch.python.selections import Selection
@@ -23,6 +24,10 @@ _OF_SIZES = {
     "reshape", "expand", "repeat", "tile", "narrow", "topk", "split", "chunk", "arange", "eye", "linspace",
     "unflatten", "repeat_interleave", "broadcast_to", "randint", "resize_",
 }  # fmt: skip
+
+
+# Methods of dicts and sets that find things by their hash.
+_BY_HASH = ("pop", "setdefault", "add", "discard", "remove")
 
 
 def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,6 +72,8 @@ class Numbers:
                 return lambda *args, **named: method(of, *args, **named)
         if isinstance(of, dict) and name == "get":
             return lambda key, default=None: looked_up(of, key, default) if is_data(key) else of.get(key, default)
+        if isinstance(of, dict | set) and name in _BY_HASH:
+            return lambda *args: self._by_hash(function, *args)
         if callable(function) and function is getattr(math, name, None):
             return lambda *args: self._mathematical(function, *args)
         if name in _OF_SIZES and (isinstance(of, torch.Tensor | Selection) or getattr(torch, name, None) is function):
@@ -85,6 +92,13 @@ class Numbers:
         if kept is None:
             kept = self._sizes[id(value)] = (value, value.item())
         return kept[1]
+
+    def _by_hash(self, function: Any, *args: Any) -> Any:
+        if args and is_data(args[0]) and is_numeral(args[0]):
+            raise UnsupportedError(
+                "a number that data tell is put into a set or a dict, or looked for in one; use a list"
+            )
+        return function(*args)
 
     # of one value
 
@@ -172,8 +186,8 @@ class Numbers:
             other = number_like(value)
             kind = torch.promote_types(found.dtype, other.dtype)
             found = torch.where(is_beyond(other, found), other.to(kind), found.to(kind))
-        tensors = [x for x in values if is_data(x) and not is_numeral(x)]
-        return made_of(one_of(found, tensors) if tensors else found, values)
+        tensors = {x.untyped_storage()._cdata: x for x in values if is_data(x) and not is_numeral(x)}
+        return made_of(one_of(found, list(tensors.values())) if tensors else found, values)
 
     def _sum(self, values: Any, start: Any = 0) -> Any:
         found = list(values)

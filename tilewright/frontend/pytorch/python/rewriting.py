@@ -14,22 +14,21 @@ from collections.abc import Callable, Iterable, Sequence
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
-import torch
-
 from tilewright.errors import UnsupportedError
 from tilewright.frontend.pytorch.python.bound_in_tests import bound_before
+from tilewright.frontend.pytorch.python.effects import (
+    augmented_only,
+    bound_names,
+    changes_nothing,
+    escape,
+    inner_functions,
+    locals_of,
+    may_change,
+)
 from tilewright.frontend.pytorch.python.exits import FINAL, RESULT, is_range, side_that_returns, without_exits
 
 CALLS = "_tilewright_calls"  # what rewritten functions call by
-_ESCAPES = {ast.Return: "return", ast.Raise: "raise", ast.Yield: "yield", ast.YieldFrom: "yield", ast.Await: "await",
-            ast.Delete: "del", ast.Global: "global", ast.Nonlocal: "nonlocal", ast.Break: "break",
-            ast.Continue: "continue", ast.Import: "import", ast.ImportFrom: "import",
-            ast.ClassDef: "class"}  # fmt: skip
 _ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
-_LOOPS = (ast.For, ast.AsyncFor, ast.While)
-_NUMBERS = ("int", "float", "bool")
-_OF_TENSORS = frozenset(dir(torch.Tensor)) - {"apply_", "pop"}
 
 
 def rewritten_code(function: FunctionType, is_last: bool) -> CodeType:
@@ -48,7 +47,7 @@ def rewritten_code(function: FunctionType, is_last: bool) -> CodeType:
         raise UnsupportedError(f"{name} has no definition of its own in the source")
     ast.increment_lineno(tree, first - 1)
     definition.body = without_exits(bound_before(definition.body), FINAL if is_last else RESULT)
-    changed = _Rewriter(inspect.getsourcefile(function) or "", _locals(definition)).definition(definition)
+    changed = _Rewriter(inspect.getsourcefile(function) or "", locals_of(definition)).definition(definition)
     # inside a function that has the names of its closure, so that they are free in it too
     free = (CALLS, *function.__code__.co_freevars)
     module = ast.fix_missing_locations(ast.Module([_definition("made", free, [changed])], []))
@@ -61,90 +60,6 @@ def _named_forward(code: CodeType) -> CodeType:
     """Code whose lines PyTorch tells of: those of functions of this name."""
     inner = tuple(_named_forward(c) if isinstance(c, CodeType) else c for c in code.co_consts)
     return code.replace(co_name="forward", co_consts=inner)
-
-
-def loops_over_elements(kind: type | FunctionType) -> bool:
-    """Whether the source of a class or a function, or of a function beside it that it names, has a loop over a range
-    that takes or writes elements of local names by it: over parts of tensors, such as steps in time, not over layers
-    that it has."""
-    return any(isinstance(n, ast.For) and is_range(n) and _takes_elements(n) for n in _source(kind))
-
-
-def catches_errors(kind: type | FunctionType) -> bool:
-    """Whether there is an `except` in it."""
-    return any(isinstance(n, ast.ExceptHandler) for n in _source(kind))
-
-
-def asks_for_kinds(kind: type | FunctionType) -> bool:
-    """Whether numbers are taken out of tensors in it, and something is asked that is one thing for a number and another
-    for what stands for one while it is followed."""
-    source = _source(kind)
-    called = [(n.func, n) for n in source if isinstance(n, ast.Call)]
-    named = [(f.id, n) for f, n in called if isinstance(f, ast.Name)]
-    takes = any(isinstance(f, ast.Attribute) and f.attr in ("item", "tolist") for f, _ in called)
-    if not takes and not any(name in _NUMBERS and n.args for name, n in named):
-        return False
-    kinds = [n for name, call in named if name == "isinstance" for a in call.args[1:] for n in ast.walk(a)]
-    is_asked = any(isinstance(n, ast.Name) and n.id in _NUMBERS for n in kinds) or any(n == "type" for n, _ in named)
-    return is_asked or any(isinstance(n, ast.Match) or _is_truth(n) for n in source)
-
-
-def _is_truth(node: ast.AST) -> bool:
-    """`x is True` and the like."""
-    if not isinstance(node, ast.Compare) or not any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
-        return False
-    return any(isinstance(v, ast.Constant) and isinstance(v.value, bool) for v in (node.left, *node.comparators))
-
-
-def _source(kind: type | FunctionType) -> list[ast.AST]:
-    """All in the source of a class or a function, and of the functions beside it that it names."""
-    try:
-        own = ast.parse(textwrap.dedent(inspect.getsource(kind)))
-        file = ast.parse(inspect.getsource(inspect.getmodule(kind)))  # type: ignore[arg-type]
-    except (OSError, TypeError, SyntaxError):
-        return []
-    named = {n.id for n in ast.walk(own) if isinstance(n, ast.Name)}
-    called = [n for n in file.body if isinstance(n, ast.FunctionDef) and n.name in named]
-    return [n for tree in (own, *called) for n in ast.walk(tree)]
-
-
-def _takes_elements(node: ast.For) -> bool:
-    counter = node.target.id if isinstance(node.target, ast.Name) else None
-    inner = [n for s in node.body for n in ast.walk(s) if isinstance(n, ast.Subscript)]
-    slices = [n.slice for n in inner if isinstance(n.value, ast.Name)]
-    return any(isinstance(n, ast.Name) and n.id == counter for each in slices for n in ast.walk(each))
-
-
-_PURE = {"int", "float", "bool", "len", "abs", "round", "min", "max", "sum", "any", "all", "range", "isinstance", "zip",
-         "enumerate", "hasattr", "getattr", "torch", "math", "F"}  # fmt: skip
-
-
-def _may_change(value: ast.expr) -> bool:
-    """Whether an expression may change something: it calls more than Python's own functions, PyTorch's and methods of
-    what is computed in it, which are those of tensors."""
-
-    def is_pure(node: ast.Call) -> bool:
-        function: ast.expr = node.func
-        if isinstance(function, ast.Attribute) and not _changes_nothing(node):
-            return False
-        is_method = isinstance(function, ast.Attribute)
-        while isinstance(function, ast.Attribute | ast.Subscript):
-            function = function.value
-        if isinstance(function, ast.Name) and function.id in _PURE:
-            return True
-        return is_method and node.func.attr in _OF_TENSORS  # type: ignore[attr-defined]
-
-    return any(isinstance(n, ast.Call) and not is_pure(n) for n in ast.walk(value))
-
-
-def _is_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
-
-
-def _changes_nothing(node: ast.AST) -> bool:
-    """Whether a call is of a method or function that changes nothing, by its name."""
-    function = node.func if isinstance(node, ast.Call) else None
-    return isinstance(function, ast.Attribute) and not function.attr.endswith("_")
 
 
 def _definition(name: str, arguments: Sequence[str], body: list[ast.stmt]) -> ast.FunctionDef:
@@ -164,83 +79,15 @@ def with_code(function: FunctionType, code: CodeType, calls: Any) -> FunctionTyp
     return found
 
 
-def _functions(body: Sequence[ast.stmt]) -> dict[str, set[str]]:
-    """Functions that statements define, by name, and the names that they use of those around."""
-    found: dict[str, set[str]] = {}
-    for node in (n for s in body for n in ast.walk(s)):
-        if isinstance(node, ast.FunctionDef):
-            used = {n.id for s in node.body for n in ast.walk(s) if isinstance(n, ast.Name)}
-            shared = {name for n in ast.walk(node) if isinstance(n, ast.Nonlocal) for name in n.names}
-            found[node.name] = found.get(node.name, set()) | (used - (_locals(node) - shared))
-        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
-            used = {n.id for n in ast.walk(node.value.body) if isinstance(n, ast.Name)}
-            used -= {a.arg for a in node.value.args.args}
-            for target in node.targets:
-                if isinstance(target, ast.Name):
-                    found[target.id] = found.get(target.id, set()) | used
-    return found
+def _unbinding(value: ast.expr) -> ast.expr:
+    """An expression for a function of its own: it binds no names of this one."""
+    if any(isinstance(n, ast.NamedExpr) for n in ast.walk(value)):
+        raise UnsupportedError("a name is bound in an expression that is not always computed; bind it before")
+    return value
 
 
-def _locals(definition: ast.FunctionDef) -> set[str]:
-    arguments = definition.args
-    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    more = [a for a in (arguments.vararg, arguments.kwarg) if a is not None]
-    return {a.arg for a in (*named, *more)} | set(bound_names(definition.body))
-
-
-def bound_names(statements: Iterable[ast.stmt]) -> list[str]:
-    """Names that statements bind, in the order in which they do; not those of functions inside."""
-    found: dict[str, None] = {}
-
-    def look(node: ast.AST) -> None:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found[node.name] = None
-            return
-        if isinstance(node, ast.Lambda):
-            return
-        if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
-            for inner in ast.walk(node):  # its own names are of a scope of its own; a walrus binds outside
-                if isinstance(inner, ast.NamedExpr):
-                    found[inner.target.id] = None
-            return
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found[node.id] = None
-        if isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
-            found[node.name] = None
-        if isinstance(node, ast.MatchMapping) and node.rest:
-            found[node.rest] = None
-        for child in ast.iter_child_nodes(node):
-            look(child)
-
-    for statement in statements:
-        look(statement)
-    return list(found)
-
-
-def augmented_only(statements: Iterable[ast.stmt]) -> set[str]:
-    """Names that are bound by `x += ...` alone: of a tensor that is a change in place, and binds nothing new."""
-    augmented = {n.target.id for s in statements for n in ast.walk(s)
-                 if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)}  # fmt: skip
-    plain = [n for s in statements for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
-    targets = {id(n.target) for s in statements for n in ast.walk(s) if isinstance(n, ast.AugAssign)}
-    return augmented - {n.id for n in plain if id(n) not in targets}
-
-
-def escape(statements: Iterable[ast.stmt]) -> str | None:
-    """A word that keeps statements from being a function of their own: they leave it, or change another scope."""
-
-    def look(node: ast.AST, in_loop: bool) -> str | None:
-        if isinstance(node, _SCOPES) and not isinstance(node, ast.ClassDef):
-            return None
-        if type(node) in _ESCAPES and not (in_loop and isinstance(node, ast.Break | ast.Continue)):
-            return _ESCAPES[type(node)]
-        is_store = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-        if is_store and not (isinstance(node.value, ast.Name) and node.value.id != "self"):  # type: ignore[attr-defined]
-            return f"an assignment to .{node.attr}"  # type: ignore[attr-defined]
-        inside = in_loop or isinstance(node, _LOOPS)
-        return next((found for child in ast.iter_child_nodes(node) if (found := look(child, inside))), None)
-
-    return next((found for s in statements if (found := look(s, False))), None)
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
 
 
 class _Rewriter(ast.NodeTransformer):
@@ -257,16 +104,16 @@ class _Rewriter(ast.NodeTransformer):
         node.args.defaults = []
         node.args.kw_defaults = [None] * len(node.args.kwonlyargs)
         # which have defaults is said by the function that this becomes
-        self._inner = _functions(node.body)
+        self._inner = inner_functions(node.body)
         node.body = self._block(node.body)
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
         """A function inside has names of its own, and those around it."""
-        inner = _Rewriter(self._file, self._names | _locals(node))
+        inner = _Rewriter(self._file, self._names | locals_of(node))
         inner._count = self._count + 1000  # names of what is made are not those around it
         binds_around = any(isinstance(n, ast.Nonlocal) for n in ast.walk(node))
-        inner._inner = {**(self._inner if binds_around else {}), **_functions(node.body)}
+        inner._inner = {**(self._inner if binds_around else {}), **inner_functions(node.body)}
         node.body = inner._block(without_exits(bound_before(node.body)))
         return node
 
@@ -286,7 +133,7 @@ class _Rewriter(ast.NodeTransformer):
         return ast.Constant(f"{self._file}:{node.lineno}")
 
     def _late(self, value: ast.expr) -> ast.expr:
-        return ast.Lambda(ast.arguments([], [], None, [], [], None, []), value)
+        return ast.Lambda(ast.arguments([], [], None, [], [], None, []), _unbinding(value))
 
     def _held(self, names: Iterable[str]) -> ast.expr:
         values = [self._call("held", self._late(ast.Name(n, ast.Load())), ast.Constant(n)) for n in names]
@@ -362,7 +209,7 @@ class _Rewriter(ast.NodeTransformer):
             node.test = self._plain(test, why, node)
             node.body, node.orelse = self._block(node.body), self._block(node.orelse)
             return node
-        goes_on = self._function("test", names, [ast.Return(test)], node)
+        goes_on = self._function("test", names, [ast.Return(_unbinding(test))], node)
         body = self._step("body", names, node.body, node)
         value = self._call("repeat", ast.Name(goes_on.name, ast.Load()), ast.Name(body.name, ast.Load()),
                            self._names_of(names), self._held(names), self._names_of(sorted(augmented)),
@@ -372,8 +219,7 @@ class _Rewriter(ast.NodeTransformer):
     def visit_For(self, node: ast.For) -> Any:
         is_step = isinstance(node.target, ast.Name) and not escape(node.body) and not self._used_inside(node.body)
         if not is_range(node) or not is_step or node.orelse:
-            is_named = ast.Constant(isinstance(node.iter, ast.Name))
-            node.iter = self._call("several", self.visit(node.iter), self._where(node), is_named)
+            node.iter = self._call("several", self.visit(node.iter))
             node.body, node.orelse = self._block(node.body), self._block(node.orelse)
             left = getattr(node, "left", None)
             if left is not None:
@@ -430,7 +276,7 @@ class _Rewriter(ast.NodeTransformer):
         if not isinstance(target, ast.Subscript) or not isinstance(target.value, ast.Name):
             return []
         key = target.slice
-        is_plain = all(not isinstance(n, ast.NamedExpr | ast.Call) or _changes_nothing(n) for n in ast.walk(node.value))
+        is_plain = all(not isinstance(n, ast.NamedExpr | ast.Call) or changes_nothing(n) for n in ast.walk(node.value))
         text = ast.dump(key)
         same = [n for n in ast.walk(node.value) if isinstance(n, ast.Subscript) and ast.dump(n.slice) == text]
         if not same or not is_plain or not isinstance(key, ast.Compare | ast.BinOp | ast.UnaryOp):
@@ -528,7 +374,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def _asked(self, name: str, first: list[ast.expr], node: ast.BoolOp, visit: Callable[[ast.expr], Any]) -> ast.expr:
         """Values of which one is computed where those before it leave that open."""
-        effects = [k for k, value in enumerate(node.values) if k and _may_change(value)]
+        effects = [k for k, value in enumerate(node.values) if k and may_change(value)]
         read = self._held(self._read([node.values[k] for k in effects]))
         places = ast.Tuple([ast.Constant(k) for k in effects], ast.Load())
         late = [self._late(visit(v)) for v in node.values]
@@ -544,7 +390,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_IfExp(self, node: ast.IfExp) -> Any:
         sides = [node.body, node.orelse]
-        read = self._held(self._read(sides) if any(map(_may_change, sides)) else ())
+        read = self._held(self._read(sides) if any(map(may_change, sides)) else ())
         late = [self._late(self.visit(v)) for v in sides]
         return ast.copy_location(self._call("choose", self._test(node.test), *late, self._where(node), read), node)
 
