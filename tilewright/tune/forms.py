@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from math import prod
+from typing import Any
 
 from tilewright.backend import backend_for
 from tilewright.compiler.pipeline import Artifact, build
@@ -47,7 +48,7 @@ _LEAST_TIME = 1e-3  # seconds, of tuning that has none left
 class _Form:
     """How options differ: a choice that is made by prediction unless it is told, or what is left out."""
 
-    changes: Mapping[str, str] = field(default_factory=dict)
+    changes: Mapping[str, Any] = field(default_factory=dict)
     without: str = ""
     keeps_sums: bool = True
 

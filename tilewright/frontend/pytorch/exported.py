@@ -139,6 +139,7 @@ def export(
             break
     if is_misled and isinstance(refusal, _FollowError) and not calls.is_caught:
         return _read(followed, *_program(module, followed, given, by_name), origins, name)
+    assert refusal is not None
     raise refusal from None
 
 

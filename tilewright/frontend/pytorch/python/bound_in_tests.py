@@ -108,7 +108,8 @@ class _Apart:
 
     def _pairs(self, value: ast.Compare) -> ast.BoolOp:
         """`a < b < c` as `a < (t := b) and t < c`."""
-        left, parts = value.left, []
+        left: ast.expr = value.left
+        parts: list[ast.expr] = []
         for k, (op, right) in enumerate(zip(value.ops, value.comparators, strict=True)):
             name = self._name()
             is_last = k == len(value.ops) - 1

@@ -188,9 +188,9 @@ class Calls(Expressions):
         if is_chosen_slot(x, key) and not all(map(is_numeral, (value, *x))):
             # the list holds the tensor itself
             x[:] = [
-                self.choose(at, lambda: value, lambda each=each: each, where)
+                self.choose(at, partial(_given, value), partial(_given, each), where)
                 for at, each in zip(places_of(x, key), x, strict=True)
-            ]  # fmt: skip
+            ]
             return
         put(x, key, value)
 
@@ -384,3 +384,7 @@ class Calls(Expressions):
             return tuple(found) if isinstance(found, tuple | list) else (found,)
 
         return self._loop(goes_on, one, names, tuple(carried), (), (), "torch.while_loop")
+
+
+def _given(x: Any) -> Any:
+    return x

@@ -328,8 +328,8 @@ class _Rewriter(ast.NodeTransformer):
         owner = self._bind_one(name, self.visit(node.target.value), node)
         old = ast.Attribute(ast.Name(name, ast.Load()), node.target.attr, ast.Load())
         node.target.value = ast.copy_location(ast.Name(name, ast.Load()), node)
-        made = ast.Assign([self.visit(node.target)], self._call("changed", old, kind, value))
-        return [owner, ast.fix_missing_locations(ast.copy_location(made, node))]
+        put = ast.Assign([self.visit(node.target)], self._call("changed", old, kind, value))
+        return [owner, ast.fix_missing_locations(ast.copy_location(put, node))]
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
         node.value = self.visit(node.value)
