@@ -11,10 +11,10 @@ from tests.fuzz.imperative import WAYS, judge
 from tests.fuzz.python import python
 from tests.fuzz.seeds import seeds
 
-QUICK = (0, 3)
+QUICK = (0,)
 
 
-@pytest.mark.parametrize("seed", seeds(200, 12, QUICK))
+@pytest.mark.parametrize("seed", seeds(200, 1, QUICK))
 def test_python_between_tensors(seed: int) -> None:
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
