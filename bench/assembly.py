@@ -22,7 +22,7 @@ from bench.support import add_zoo_options, chosen_models, export_folder, exporte
 from tilewright.compiler.pipeline import build
 from tilewright.frontend.onnx.model import load
 from tilewright.options import Options
-from tilewright.runtime.toolchain import Compiler, Machine, ToolchainError, find_compiler, for_kernels
+from tilewright.runtime.toolchain import Compiler, NativeMachine, ToolchainError, find_compiler, for_kernels
 from tilewright.target import Target, machine
 
 COMPILER = "x86_64-linux-gnu-gcc"
@@ -117,7 +117,7 @@ def turn_cycles(loop: Loop, analyser: str, processor: str, turns: int = 100) -> 
 
 def assembly(source: str, compiler: Compiler, target: Target) -> str:
     """A kernel's text as the target's own compiler would have it, with the flags that kernels are compiled with."""
-    there = Machine(target.architecture, target.name, frozenset(target.features))
+    there = NativeMachine(target.architecture, target.name, frozenset(target.features))
     flags = [f for f in for_kernels(compiler, there) if f != "-march=native"]
     command = [*compiler.argv, *flags, f"-march={PROCESSORS[target.vector_bytes][0]}", "-w", "-S", "-x", "c", "-"]
     done = subprocess.run([*command, "-o", "-"], input=source, capture_output=True, text=True, check=False)

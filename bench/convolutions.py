@@ -25,7 +25,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from bench.judge.measure import one_core
 from bench.judge.programs import Form, forms_of
 from bench.support import table
-from tilewright.backend.cpu.kernel.variants import Variants
+from tilewright.backend.cpu.kernel.variants import CpuVariants
 from tilewright.errors import InternalError
 from tilewright.frontend.onnx.model import load
 from tilewright.ir.forms.compute import Program
@@ -34,8 +34,8 @@ from tilewright.schedule.planner import make_plan, plan_seconds
 from tilewright.target import Target, machine
 from tilewright.tile_graph.plan.form import Plan, Tile
 from tilewright.tune.answers import answers, are_same
-from tilewright.tune.groups import Group, find_groups, with_choices
-from tilewright.tune.models import Builder, sat
+from tilewright.tune.groups import KernelGroup, find_groups, with_choices
+from tilewright.tune.models import TrialBuilder, sat
 
 _MEASURED = 5  # of the ranking
 _MUST = 0.95
@@ -87,7 +87,7 @@ class Candidate:
     program: Program
     own: Plan
     seconds: float  # predicted
-    change: tuple[Group, Tile] | None = None
+    change: tuple[KernelGroup, Tile] | None = None
 
     @property
     def plan(self) -> Plan:
@@ -111,9 +111,9 @@ def _of_form(number: int, program: Program, target: Target) -> Iterator[Candidat
         yield Candidate(number, program, plan, seconds, (group, tile))
 
 
-def _others(group: Group) -> Sequence[Tile]:
+def _others(group: KernelGroup) -> Sequence[Tile]:
     variants = group.variants[0]
-    if isinstance(variants, Variants):
+    if isinstance(variants, CpuVariants):
         return variants.pool(lambda leaves: True, _NEST_PLANS)
     return variants.best(_NEST_PLANS)
 
@@ -128,7 +128,7 @@ def drawn(ranked: Sequence[Candidate], count: int, rng: np.random.Generator) -> 
 def measured(forms: Sequence[Form], ranked: Sequence[Candidate], places: Sequence[int], target: Target,
              options: Options) -> Iterator[tuple[int, float]]:  # fmt: skip
     """By place in the ranking, how long a plan takes over the planner's own; what is none, or wrong, is left out."""
-    builders = [Builder(form.program, target, options) for form in forms]
+    builders = [TrialBuilder(form.program, target, options) for form in forms]
     own = next(c for c in ranked if c.form == 0)
     with builders[0].built(own.own) as anchor:
         expected = answers(anchor.runner, forms[0].program)

@@ -183,7 +183,7 @@ def _context(program: Program, plan: Plan, target: Target) -> NestContext:
     layouts.update({by_name[name]: layout for name, layout in plan.layouts if name in by_name})
     asks = any(leaf.options(VectorForm).ahead for kernel in plan.kernels for leaf in kernel.leaves)
     return NestContext(target, lambda t: layouts.get(t) or Layout.natural(t.rank), program.constants,
-                       frozenset(program.staged), Memo(), asks_ahead=asks)  # fmt: skip
+                       frozenset(program.staged), Memo(), prefetches=asks)  # fmt: skip
 
 
 def _stored(kernel: Tile, nests: Sequence[Nest]) -> frozenset[Tensor]:

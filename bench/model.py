@@ -20,7 +20,7 @@ from bench.model_report import KernelReport, PlanTime, summarise, to_markdown, w
 from bench.plan_times import Bench, Prepared, compile_ahead, prepare
 from bench.support import add_zoo_options, chosen_models, export_folder, exported, write_files
 from tilewright.backend.cpu.kernel.candidates import predict
-from tilewright.backend.cpu.kernel.variants import Variants, run_another_way
+from tilewright.backend.cpu.kernel.variants import CpuVariants, run_another_way
 from tilewright.backend.protocol import Choice
 from tilewright.options import Options
 from tilewright.report.sidebyside import describe_machine
@@ -120,7 +120,7 @@ def plans_of(case: Case, settings: Settings, target: Target) -> list[Tile]:
     return [own, *(k for k in drawn if (k.leaves, k.cut) != (own.leaves, own.cut))]
 
 
-def with_prediction(kernel: Tile, variants: Variants) -> Tile:
+def with_prediction(kernel: Tile, variants: CpuVariants) -> Tile:
     seconds = predict(variants.nests, kernel.leaves, variants.context, variants.stored, [kernel.cut])
     return replace(kernel, estimate=replace(kernel.estimate, seconds=float(seconds[0])))
 

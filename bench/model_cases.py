@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from bench.kernel_cases import OPSET, SIZES, random_cases, write_model
-from tilewright.backend.cpu.kernel.variants import Variants, variants_of
+from tilewright.backend.cpu.kernel.variants import CpuVariants, variants_of
 from tilewright.frontend.onnx.model import load
 from tilewright.ir.forms.compute import Compute, Program, all_computes, reads
 from tilewright.ops import lower
@@ -46,7 +46,7 @@ class Case:
     def nests(self) -> list[Nest]:
         return plan_nests(self.kernel, all_computes(self.program))
 
-    def variants(self, target: Target) -> Variants:
+    def variants(self, target: Target) -> CpuVariants:
         return variants_of(self.kernel, self.nests(), self.program, self.plan, target)
 
 

@@ -32,8 +32,8 @@ from tilewright.runtime import (
     BufferRef,
     Cache,
     CpuModel,
+    KernelStage,
     ModelImage,
-    Stage,
     aligned_copy,
     compile_objects,
     find_compiler,
@@ -188,7 +188,7 @@ class Bench:
             if number:
                 timed.append(len(steps))
             steps.append(plan)
-        stages = tuple(Stage(s.ready.name, s.ready.tiles, s.refs, s.ready.scratch_bytes) for s in steps)
+        stages = tuple(KernelStage(s.ready.name, s.ready.tiles, s.refs, s.ready.scratch_bytes) for s in steps)
         image = ModelImage(
             self.sources(), stages, tuple(a.nbytes for a in self.inputs), (), self.weights, self.arena_bytes, (0,)
         )

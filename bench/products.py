@@ -36,8 +36,8 @@ from tilewright.options import Options
 from tilewright.runtime import (
     Cache,
     CpuModel,
+    KernelStage,
     ModelImage,
-    Stage,
     aligned_copy,
     compile_objects,
     find_compiler,
@@ -103,7 +103,7 @@ def with_bursts(image: ModelImage, target: Target, threads: int) -> tuple[ModelI
     cycles = _BURST_SECONDS * (target.clock or target.fma_rate / (2 * target.lanes(4)))
     kernels = dict(image.kernels) | burst_source(target, turns, int(cycles / (2 * _INSTRUCTIONS)))
     room = max(target.vector_bytes, LINE_BYTES)
-    bursts = [Stage(name, threads, (), room, balance="static") for name in ("instructions", "multiply_adds")]
+    bursts = [KernelStage(name, threads, (), room, balance="static") for name in ("instructions", "multiply_adds")]
     stages = [s for stage in image.stages for s in (*bursts, replace(stage, barrier_before=True))]
     return replace(image, kernels=kernels, stages=(*stages, *bursts)), float(threads * turns * each)
 

@@ -30,7 +30,7 @@ from tilewright.ir.forms.compute import Program, reads
 from tilewright.ops import lower
 from tilewright.options import checked_size
 from tilewright.schedule.sweeps.parts import in_sweeps
-from tilewright.schedule.sweeps.search import Room, choose_sweeps
+from tilewright.schedule.sweeps.search import PartRoom, choose_sweeps
 from tilewright.target import machine
 from tilewright.transform.clean.fold import fold_constants
 
@@ -204,7 +204,7 @@ def main() -> None:
 
 
 def plan(names: list[str], size: int, memory: str, target: str) -> None:
-    room = Room(checked_size("memory", memory), 2, False)
+    room = PartRoom(checked_size("memory", memory), 2, False)
     print("| model | sweeps, parts | kinds | in, MB | back, MB | of the least | layer by layer, MB | CPU s |")
     for name in names:
         model = exported(MODELS[name]())

@@ -28,7 +28,7 @@ from tilewright.runtime import (
     CompileError,
     Compiler,
     CpuModel,
-    Machine,
+    NativeMachine,
     ObjectCompiler,
     ToolchainError,
     compile_objects,
@@ -77,7 +77,7 @@ def processor(target: Target) -> str:
 
 def flags_for(target: Target, level: str) -> tuple[str, ...]:
     """The flags that kernels are compiled with there, but for the level; zig takes all but -O0 for the highest."""
-    there = Machine(target.architecture, target.name, frozenset(target.features))
+    there = NativeMachine(target.architecture, target.name, frozenset(target.features))
     told = {"-O3": level, "-mcpu=native": f"-mcpu={processor(target)}"}
     flags = [told.get(flag, flag) for flag in default_flags(zig(), there)]
     return (*flags, "-target", f"{target.architecture}-linux-musl", "-g0", "-w")
@@ -85,7 +85,7 @@ def flags_for(target: Target, level: str) -> tuple[str, ...]:
 
 def cross_compile(sources: Mapping[str, str], target: Target, folder: Path, level: str = "-O3") -> dict[str, Path]:
     """An object for each kernel; equal kernels are compiled once in a folder. A refusal is a CompileError."""
-    there = Machine(target.architecture, "elsewhere", frozenset(target.features))
+    there = NativeMachine(target.architecture, "elsewhere", frozenset(target.features))
     return compile_objects(sources, zig(), flags_for(target, level), there, Cache(folder), jobs=JOBS)
 
 
@@ -163,7 +163,7 @@ class Elsewhere:
         return f"planned for {self.target.name}{how}"
 
 
-def _hardly_optimised(compiler: Compiler, here: Machine, hurried: bool = False) -> tuple[str, ...]:
+def _hardly_optimised(compiler: Compiler, here: NativeMachine, hurried: bool = False) -> tuple[str, ...]:
     return tuple("-O0" if flag == "-O3" else flag for flag in default_flags(compiler, here))
 
 

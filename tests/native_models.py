@@ -11,8 +11,8 @@ from tilewright.runtime import (
     BufferRef,
     BuiltModel,
     Cache,
+    KernelStage,
     ModelImage,
-    Stage,
     build,
     default_flags,
     find_compiler,
@@ -52,13 +52,13 @@ COUNT = kernel("count", "((int32_t *)buffers[0])[tile] += 1;")
 
 
 def affine_image(n: int, tile: int, **options: object) -> ModelImage:
-    stage = Stage("affine", -(-n // tile), (X, Y), **options)  # type: ignore[arg-type]
+    stage = KernelStage("affine", -(-n // tile), (X, Y), **options)  # type: ignore[arg-type]
     return ModelImage({"affine": AFFINE}, (stage,), (4 * n,), (4 * n,), extents=(n, tile))
 
 
 def blur_image(n: int, rounds: int) -> ModelImage:
     ends = [X, *(BufferRef("arena", 4096 * (i % 2)) for i in range(rounds - 1)), Y]
-    stages = tuple(Stage("blur", n, (ends[i], ends[i + 1])) for i in range(rounds))
+    stages = tuple(KernelStage("blur", n, (ends[i], ends[i + 1])) for i in range(rounds))
     return ModelImage({"blur": BLUR}, stages, (4 * n,), (4 * n,), arena_bytes=8192, extents=(n,))
 
 

@@ -11,7 +11,7 @@ from tilewright.ir.forms.expr import Axis, op, symbol, var
 from tilewright.ir.forms.expr import load as read
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.target import Cluster, MemoryLevel, Target, machine
-from tilewright.tile_graph.plan.form import Barrier, Bind, Case, Hold, Leaf, Plan, Tile, TileAxis
+from tilewright.tile_graph.plan.form import Bind, Case, Hold, Leaf, Plan, Tile, TileAxis, UnitBarrier
 from tilewright.tile_graph.plan.leaf_form import VectorForm
 from tilewright.tile_graph.plan.text import plan_text
 
@@ -76,7 +76,7 @@ def persistent(tile: Tile) -> Tile:
     (inner,) = kernel.body if kernel.over == "blocks" else (kernel,)
     assert isinstance(inner, Tile)
     leaves = [replace(n, idle=None, alternate=False) if isinstance(n, Leaf) else n for n in inner.body]
-    steps = Tile(kernel.level, over="steps", scan=tile.scan, body=(*leaves, Barrier(kernel.over)))
+    steps = Tile(kernel.level, over="steps", scan=tile.scan, body=(*leaves, UnitBarrier(kernel.over)))
     body = (replace(inner, body=(steps,)),) if kernel.over == "blocks" else (steps,)
     return replace(kernel, body=body, holds=holds)
 

@@ -11,7 +11,7 @@ import numpy as np
 from bench.judge.decisions import differences
 from bench.judge.programs import Form
 from tilewright.backend import backend_for
-from tilewright.backend.cpu.kernel.variants import Variants, run_another_way
+from tilewright.backend.cpu.kernel.variants import CpuVariants, run_another_way
 from tilewright.backend.protocol import Choice
 from tilewright.errors import InternalError
 from tilewright.ir.forms.compute import Program
@@ -20,9 +20,9 @@ from tilewright.schedule.planner import make_plan
 from tilewright.target import Target
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Plan, Tile
-from tilewright.tune.groups import Group, find_groups, with_choices
+from tilewright.tune.groups import KernelGroup, find_groups, with_choices
 from tilewright.tune.parts import bare
-from tilewright.tune.records import Pair
+from tilewright.tune.records import RecordPair
 from tilewright.tune.structures import structures
 
 _STRUCTURES = 5  # plans that differ in more than variants of kernels, at most
@@ -34,7 +34,7 @@ class Tried:
 
     form: int
     plan: Plan
-    pairs: tuple[Pair, ...] = ()
+    pairs: tuple[RecordPair, ...] = ()
 
 
 def plans_of(forms: Sequence[Form], target: Target, count: int, rng: np.random.Generator, task: str) -> list[Tried]:
@@ -56,12 +56,12 @@ def plans_of(forms: Sequence[Form], target: Target, count: int, rng: np.random.G
 
 def with_pairs(found: Sequence[Tried], forms: Sequence[Form], task: str) -> list[Tried]:
     """Each plan beside the earliest before it that differs from it in one decision."""
-    pairs: list[list[Pair]] = [[] for _ in found]
+    pairs: list[list[RecordPair]] = [[] for _ in found]
     for later, tried in enumerate(found):
         for earlier in range(later):
             decision = _one_decision(found[earlier], tried, forms)
             if decision is not None:
-                pair = Pair(f"{task} #{later}", decision)
+                pair = RecordPair(f"{task} #{later}", decision)
                 pairs[earlier].append(pair)
                 pairs[later].append(pair)
                 break
@@ -100,17 +100,17 @@ def _kernel_variants(
                 yield _changed(program, own, group, tile)
 
 
-def _changed(program: Program, own: Plan, group: Group, tile: Tile) -> Plan | None:
+def _changed(program: Program, own: Plan, group: KernelGroup, tile: Tile) -> Plan | None:
     try:
         return bare(with_choices(program, own, [(group, tile)]))
     except (InternalError, KeyError, ValueError):
         return None
 
 
-def _ways(group: Group, target: Target, count: int, rng: np.random.Generator) -> list[Tile]:
+def _ways(group: KernelGroup, target: Target, count: int, rng: np.random.Generator) -> list[Tile]:
     """Kernels in which one decision changed, those predicted best, and random ones, mixed."""
     variants = group.variants[0]
-    if not isinstance(variants, Variants):
+    if not isinstance(variants, CpuVariants):
         near = variants.best(4 * count)
         drawn = [near[i] for i in rng.permutation(len(near))]
         return _mixed(near[:count], drawn)

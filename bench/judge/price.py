@@ -20,7 +20,7 @@ from tilewright.schedule.planner import plan_seconds
 from tilewright.schedule.price import priced
 from tilewright.target import Target
 from tilewright.tile_graph.plan.form import Plan
-from tilewright.tune.reader import Reader
+from tilewright.tune.reader import RecordReader
 from tilewright.tune.records import Records, read
 
 Predictor = Callable[[Program, Plan, Target], float | None]
@@ -57,7 +57,7 @@ def read_all(files: Iterable[Path]) -> Records:
 
 
 def all_prices(records: Records) -> list[Prices]:
-    reader = Reader(records)  # what is read once is kept
+    reader = RecordReader(records)  # what is read once is kept
     given = map(reader.parts, records.measurements)
     return [{name: _microseconds(predictor, *parts) for name, predictor in PREDICTORS.items()} for parts in given]
 

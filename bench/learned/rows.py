@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from bench.judge.judge import machines_of
 from tilewright.learn.encode import Encoded, with_trees
 from tilewright.tune.features import Told
-from tilewright.tune.reader import Reader
+from tilewright.tune.reader import RecordReader
 from tilewright.tune.records import Measurement, Records
 
 
@@ -28,7 +28,7 @@ class Row:
 
 def rows_of(records: Records, has_trees: bool = False) -> list[Row]:
     """Of all plans that can be priced."""
-    names, reader = machines_of(records), Reader(records)
+    names, reader = machines_of(records), RecordReader(records)
     found = []
     for one in records.measurements:
         told = reader.told(one)

@@ -23,7 +23,7 @@ from tilewright.target import Target
 from tilewright.tile_graph.plan.form import COPIES, Leaf, Plan, Tile
 from tilewright.tile_graph.plan.leaf_form import ThreadForm
 from tilewright.tune.answers import ports
-from tilewright.tune.models import Builder
+from tilewright.tune.models import TrialBuilder
 
 PROBLEMS = (
     Contraction(1, 512, 3072, 768, True),
@@ -100,7 +100,7 @@ def _row(step: Step, stages: int, is_chosen: bool, target: Target, options: Opti
 def _measured(step: Step, target: Target, options: Options, rounds: int) -> float:
     """Seconds of the sum's own launch."""
     inputs, outputs = ports(step.program)
-    with Builder(step.program, target, options).built(step.plan) as made:
+    with TrialBuilder(step.program, target, options).built(step.plan) as made:
         return median(float(made.runner.profile(inputs, outputs)[-1]) for _ in range(rounds)) * 1e-9
 
 

@@ -22,7 +22,7 @@ from tilewright.target import Target
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Plan
 from tilewright.tune.answers import ports
-from tilewright.tune.models import Builder
+from tilewright.tune.models import TrialBuilder
 
 _FEWEST = 5  # rounds
 
@@ -81,7 +81,7 @@ def timed(steps: Sequence[Step], target: Target, options: Options, seconds: floa
     with ExitStack() as opened:
         runs = []
         for step in steps:
-            made = opened.enter_context(Builder(step.program, target, options).built(step.plan))
+            made = opened.enter_context(TrialBuilder(step.program, target, options).built(step.plan))
             runs.append((made.runner, *ports(step.program)))
         taken: list[list[float]] = [[] for _ in runs]
         end = time.perf_counter() + seconds * len(runs)

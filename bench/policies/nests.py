@@ -13,17 +13,17 @@ from itertools import permutations
 
 import numpy as np
 
-from tilewright.backend.cpu.kernel.variants import Variants
+from tilewright.backend.cpu.kernel.variants import CpuVariants
 from tilewright.errors import InternalError
 from tilewright.ir.forms.compute import Program
 from tilewright.options import Options
-from tilewright.schedule.policies import COUNTS, Kernels, Policy, dependences
+from tilewright.schedule.policies import COUNTS, Policy, PolicyKernels, dependences
 from tilewright.target import Target
 from tilewright.tile_graph.plan.form import Plan, Tile
 from tilewright.tune.answers import answers, are_same
 from tilewright.tune.fresh import measured
-from tilewright.tune.groups import Group, calls_of, find_groups, with_choices
-from tilewright.tune.models import Builder, Built, sat
+from tilewright.tune.groups import KernelGroup, calls_of, find_groups, with_choices
+from tilewright.tune.models import BuiltTrials, TrialBuilder, sat
 from tilewright.tune.timing import Ratio
 
 MOST_NEST_PLANS = 240  # of a kernel, that policies choose from
@@ -43,8 +43,8 @@ def policies() -> list[Policy]:
 class Nests:
     """A kernel with its plans, the planner's own first, and how long each was measured to take beside that."""
 
-    group: Group
-    kernels: Kernels
+    group: KernelGroup
+    kernels: PolicyKernels
     ratios: dict[Tile, float] = field(default_factory=dict)
 
     @property
@@ -69,7 +69,7 @@ class Study:
 
     def __init__(self, program: Program, plan: Plan, target: Target, options: Options) -> None:
         self.program, self.plan, self.target, self.options = program, plan, target, options
-        self.builder = Builder(program, target, options)
+        self.builder = TrialBuilder(program, target, options)
         self.nests = [found for group in find_groups(program, plan, target) if (found := _nests(group)) is not None]
 
     def measure(self, wanted: Sequence[Sequence[Tile]]) -> None:
@@ -80,7 +80,7 @@ class Study:
                 chosen = [(n, some[number]) for n, some in zip(self.nests, wanted, strict=True) if number < len(some)]
                 self._round(own, expected, [(n, tile) for n, tile in chosen if tile not in n.ratios])
 
-    def _round(self, own: Built, expected: Sequence[np.ndarray], chosen: Sequence[tuple[Nests, Tile]]) -> None:
+    def _round(self, own: BuiltTrials, expected: Sequence[np.ndarray], chosen: Sequence[tuple[Nests, Tile]]) -> None:
         if not chosen:
             return
         try:
@@ -114,12 +114,12 @@ class Study:
         return None if times is None else times.whole.ratio
 
 
-def _nests(group: Group) -> Nests | None:
+def _nests(group: KernelGroup) -> Nests | None:
     variants = group.variants[0]
-    if not isinstance(variants, Variants):
+    if not isinstance(variants, CpuVariants):
         return None
     pool = variants.pool(lambda leaves: True, MOST_NEST_PLANS)
-    found = Nests(group, Kernels([group.own, *pool], variants.nests, variants.context))
+    found = Nests(group, PolicyKernels([group.own, *pool], variants.nests, variants.context))
     found.ratios[group.own] = 1.0
     return found
 

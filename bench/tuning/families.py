@@ -19,7 +19,7 @@ from bench.judge.judge import machines_of
 from bench.judge.price import read_all
 from bench.support import table
 from tilewright.tune.families import POOLED, Array, Beliefs, Key, Shares, change, family
-from tilewright.tune.reader import Reader
+from tilewright.tune.reader import RecordReader
 from tilewright.tune.records import Measurement, Records
 
 _TASKS = 40  # of a made-up model
@@ -59,7 +59,7 @@ def known_tasks(records: Records) -> dict[str, list[Known]]:
     by_task: dict[tuple[str, str], list[Measurement]] = {}
     for measured in records.measurements:
         by_task.setdefault((names[measured.target], measured.task), []).append(measured)
-    reader = Reader(records)
+    reader = RecordReader(records)
     found: dict[str, list[Known]] = {}
     for (machine, name), (own, *rest) in by_task.items():
         same = [m for m in rest if m.program == own.program]

@@ -16,9 +16,9 @@ from tilewright.ir.analysis import verify
 from tilewright.ir.forms.loops import Stmt
 from tilewright.options import Options
 from tilewright.target import machine
-from tilewright.tune.models import Builder
+from tilewright.tune.models import TrialBuilder
 from tilewright.tune.parts import edited
-from tilewright.tune.subjects import Model, Subject, Trial, find_subjects
+from tilewright.tune.subjects import Subject, Trial, TunedModel, find_subjects
 
 MACHINES = ("neoverse_n1", "emerald_rapids", "avx2_desktop", "h200")
 
@@ -35,14 +35,14 @@ class Count:
     first: str = ""  # what is wrong with the first of those
 
 
-def planned(path: Path | ModelProto, name: str) -> Model:
+def planned(path: Path | ModelProto, name: str) -> TunedModel:
     target = machine(name)
     made = build(load(path, {}), target, Options(target=name, stop_after="plan"))
     assert made.program is not None and made.plan is not None
-    return Model(made.program, made.plan, target, arithmetic=True)
+    return TunedModel(made.program, made.plan, target, arithmetic=True)
 
 
-def count(model: Model, each: int) -> Count:
+def count(model: TunedModel, each: int) -> Count:
     """Up to so many plans of each subject, each put into the model."""
     found, checked = Count(), Checked(model)
     for subject in find_subjects(model):
@@ -70,11 +70,11 @@ def trials(subject: Subject, each: int) -> Iterator[Trial]:
 class Checked:
     """Plans of a model, lowered whole; kernels that they have in common are lowered and looked at once."""
 
-    model: Model
+    model: TunedModel
     seen: dict[int, tuple[Stmt, ...]] = field(default_factory=dict)  # kernels' bodies by identity, kept for it
 
     def __post_init__(self) -> None:
-        self.builder = Builder(self.model.program, self.model.target, Options(target=self.model.target.name))
+        self.builder = TrialBuilder(self.model.program, self.model.target, Options(target=self.model.target.name))
 
     def why_illegal(self, trial: Trial) -> InternalError | None:
         model = self.model

@@ -12,18 +12,18 @@ from tilewright.frontend.onnx.model import load
 from tilewright.options import Options
 from tilewright.target import machine
 from tilewright.tune.fresh import measured
-from tilewright.tune.models import Builder, Times, calls_within, sat
-from tilewright.tune.subjects import Model, find_subjects
+from tilewright.tune.models import CallTimes, TrialBuilder, calls_within, sat
+from tilewright.tune.subjects import TunedModel, find_subjects
 from tilewright.tune.tuner import LEAST_GAIN, tune_plan
 
 _SECONDS = 3.0  # of a sitting
 
 
-def planned(path: Path, options: Options) -> Model:
+def planned(path: Path, options: Options) -> TunedModel:
     target = machine(options.target, options.threads, cache_dir=options.cache_dir)
     made = build(load(path, {}), target, options.override(stop_after="plan"))
     assert made.program is not None and made.plan is not None
-    return Model(made.program, made.plan, target, options.tune_arithmetic)
+    return TunedModel(made.program, made.plan, target, options.tune_arithmetic)
 
 
 def gain(paths: Mapping[str, Path], options: Options) -> int:
@@ -59,7 +59,7 @@ class Changed:
 def beside_itself(path: Path, options: Options, sittings: int) -> Changed:
     """The planner's own plan as if it were another."""
     model = planned(path, options)
-    builder = Builder(model.program, model.target, options)
+    builder = TrialBuilder(model.program, model.target, options)
     subjects = list(find_subjects(model))
     found = Changed()
     with builder.built(model.plan) as own:
@@ -75,7 +75,7 @@ def beside_itself(path: Path, options: Options, sittings: int) -> Changed:
     return found
 
 
-def _faster(times: Times, calls: list[list[int]], found: Changed) -> list[list[int]]:
+def _faster(times: CallTimes, calls: list[list[int]], found: Changed) -> list[list[int]]:
     faster = []
     for some in calls:
         each = times.beside(some, some)

@@ -1,8 +1,8 @@
 """Runs kernels on an emulated processor and compares them with the interpreter: see README.md beside this file.
 
-    python -m tests.emulated.run --qemu qemu-x86_64                              (AVX2 alone, in seconds)
-    python -m tests.emulated.run --qemu qemu-aarch64                             (NEON)
-    python -m tests.emulated.run --bochs DIR --kernel vmlinuz --isolinux DIR     (AVX-512, VNNI, BF16 and AMX)
+python -m tests.emulated.run --qemu qemu-x86_64                              (AVX2 alone, in seconds)
+python -m tests.emulated.run --qemu qemu-aarch64                             (NEON)
+python -m tests.emulated.run --bochs DIR --kernel vmlinuz --isolinux DIR     (AVX-512, VNNI, BF16 and AMX)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 from tests.emulated.cases import X86, Case, every_case, targets
 from tests.emulated.guest import boot_files, configuration, list_line
-from tilewright.runtime import Machine, default_flags, find_compiler, permissions
+from tilewright.runtime import NativeMachine, default_flags, find_compiler, permissions
 from tilewright.runtime.cpu_model import table_source
 from tilewright.target import probe
 
@@ -57,7 +57,7 @@ def compile_case(case: Case, tools: Tools) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     compiler = find_compiler(tools.kernels)
     architecture = case.target.architecture
-    machine = Machine(architecture, "emulated", frozenset(case.target.features))
+    machine = NativeMachine(architecture, "emulated", frozenset(case.target.features))
     processor = case.processor if compiler.kind != "zig" else case.processor.replace("-", "_")
     flags = [f.replace("native", processor) for f in default_flags(compiler, machine)]
     if compiler.kind == "zig":

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from tests.frontend.torch_cases import CASES, OTHER, WHOLE, Case, case
 from tilewright import ops
 from tilewright.frontend.pytorch.emitter import find_row, rows
-from tilewright.frontend.pytorch.fx import Parts, make_graph
+from tilewright.frontend.pytorch.fx import FxParts, make_graph
 from tilewright.frontend.pytorch.tensors import array_of
 from tilewright.ir.meaning.interpret import evaluate
 
@@ -34,7 +34,7 @@ FIRST_ONLY = ("_native_batch_norm_legit_no_training", "_native_batch_norm_legit"
               "native_layer_norm", "native_group_norm", "mkldnn_rnn_layer")  # fmt: skip
 
 
-def traced(case: Case) -> tuple[Parts, list[torch.Tensor]]:
+def traced(case: Case) -> tuple[FxParts, list[torch.Tensor]]:
     """One call of ATen as an fx graph, whose inputs are its tensors, in order."""
     name, overload = case.name.split(".")
     function = getattr(getattr(torch.ops.aten, name), overload)
@@ -55,18 +55,18 @@ def traced(case: Case) -> tuple[Parts, list[torch.Tensor]]:
     call = graph.call_function(function, args, named)
     call.meta["val"] = found = function(*copied(case.args), **copied(case.named))
     if isinstance(found, torch.Tensor):
-        return Parts([call], inputs, [call], {}), given
+        return FxParts([call], inputs, [call], {}), given
     parts = [graph.call_function(operator.getitem, (call, k)) for k in range(1 if name in FIRST_ONLY else len(found))]
     for part, value in zip(parts, found, strict=False):
         part.meta["val"] = value
-    return Parts([call, *parts], inputs, parts, {}), given
+    return FxParts([call, *parts], inputs, parts, {}), given
 
 
 def copied(values: Any) -> Any:
     return pytree.tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, values)
 
 
-def interpreted(parts: Parts, given: list[torch.Tensor]) -> list[np.ndarray]:
+def interpreted(parts: FxParts, given: list[torch.Tensor]) -> list[np.ndarray]:
     """What the front end makes of it, through the interpreter."""
     graph = make_graph(parts)
     program = ops.lower(graph)

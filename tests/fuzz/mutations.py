@@ -29,7 +29,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 import tilewright
 from tests.errors.test_bad_models import CASES, IMAGE, WEIGHTS, F, integers, model, one, pool
 from tilewright import Model, Options, TilewrightError
-from tilewright.integrations.onnx_suite import Result, _run_all
+from tilewright.integrations.onnx_suite import CaseResult, _run_all
 from tilewright.target import machine
 
 SECONDS = 120.0  # on a machine that is shared; each takes a fraction of one
@@ -189,20 +189,24 @@ class Mutations:
     folder: Path
     is_limited: bool = field(default=False)
 
-    def run(self, name: str) -> Result:
+    def run(self, name: str) -> CaseResult:
         if not self.is_limited:
             self.is_limited = True
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                return Result(name, self.attempt(int(name)))
+                return CaseResult(name, self.attempt(int(name)))
         except TilewrightError as error:
-            return Result(name, "refused") if "\n" not in str(error) else Result(name, reason=f"lines: {error!r}")
+            return (
+                CaseResult(name, "refused") if "\n" not in str(error) else CaseResult(name, reason=f"lines: {error!r}")
+            )
         except BaseException as error:  # whatever it is, it is what is looked for
             where = traceback.extract_tb(error.__traceback__)[-1]
             first = str(error).splitlines()[:1]
-            return Result(name, reason=f"{type(error).__name__} at {Path(where.filename).name}:{where.lineno}: {first}")
+            return CaseResult(
+                name, reason=f"{type(error).__name__} at {Path(where.filename).name}:{where.lineno}: {first}"
+            )
 
     def attempt(self, number: int) -> str:
         options = Options(cache_dir=self.folder, threads=1)
@@ -216,7 +220,7 @@ class Mutations:
         return "ran"
 
 
-def run_mutations(first: int, count: int, jobs: int, folder: Path, tell: Any = None) -> list[Result]:
+def run_mutations(first: int, count: int, jobs: int, folder: Path, tell: Any = None) -> list[CaseResult]:
     machine("cpu", cache_dir=folder)  # measured once, before time is limited
     names = [str(number) for number in range(first, first + count)]
     found = _run_all(Mutations(folder), names, jobs, SECONDS, tell)  # type: ignore[arg-type]

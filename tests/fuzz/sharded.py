@@ -13,7 +13,7 @@ from tilewright.ir.analysis.verify import verify_program
 from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, reads
 from tilewright.ir.forms.expr import Axis
 from tilewright.ir.forms.mesh import OPERATORS, Mesh, Spread, slices
-from tilewright.ir.forms.sharded import Piece, Sharded, Stage, Step
+from tilewright.ir.forms.sharded import PipelineStage, Sharded, ShardedCompute, Step
 from tilewright.ir.forms.tensor import Tensor, extents
 from tilewright.ir.meaning.interpret import bind_inputs, evaluate, evaluate_computes
 from tilewright.tile_graph.sharding.routes import is_held, route
@@ -39,7 +39,7 @@ def axes_to_cut(compute: Compute, parts: int) -> Iterator[Axis]:
 
 def is_enough(compute: Compute, cut: Axis, mesh: Mesh, tensor: Tensor, spread: Spread, values: Values) -> bool:
     """Whether every rank's part comes out the same when it has no more of a tensor than a spread says."""
-    piece = Piece(compute, (cut,), {}, gives(compute, (cut,)))
+    piece = ShardedCompute(compute, (cut,), {}, gives(compute, (cut,)))
     for at in mesh.coordinates:
         outputs = tuple(Tensor(t.name, tuple(n for _, n in piece.gives.place(extents(t), mesh, at)), t.dtype)
                         for t in compute.outputs)  # fmt: skip
@@ -93,7 +93,7 @@ def random_sharded(program: Program, mesh: Mesh, rng: np.random.Generator) -> Sh
     for tensor in program.outputs:
         if tensor in held:
             brought(tensor, whole)
-    return Sharded(program, (Stage(mesh, 0, tuple(steps)),))
+    return Sharded(program, (PipelineStage(mesh, 0, tuple(steps)),))
 
 
 def run_ranks(sharded: Sharded, inputs: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[int, int]]:

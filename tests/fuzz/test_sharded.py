@@ -10,7 +10,7 @@ from tests.fuzz.programs import random_arrays, random_program
 from tests.fuzz.sharded import axes_to_cut, is_enough, random_sharded, run_ranks, values_of
 from tests.fuzz.test_programs import told
 from tilewright.ir.forms.compute import Map, Reduce, reads
-from tilewright.ir.forms.mesh import Mesh, Part, Spread
+from tilewright.ir.forms.mesh import AxisPart, Mesh, Spread
 from tilewright.ir.forms.sharded import from_json
 from tilewright.ir.forms.tensor import extents
 from tilewright.ir.meaning.interpret import evaluate
@@ -41,7 +41,7 @@ def test_cuts_are_those_of_brute_force(seed: int) -> None:
             for axis in axes_to_cut(compute, mesh.ranks):
                 assert axis in found, f"{compute.outputs[0].name} is not cut along {axis}"
                 for tensor in reads(compute):
-                    spreads = [Spread((Part(dim),)) for dim in range(tensor.rank)]
+                    spreads = [Spread((AxisPart(dim),)) for dim in range(tensor.rank)]
                     able = [s for s in spreads if s.fits(extents(tensor), mesh)]
                     right = {s for s in able if is_enough(compute, axis, mesh, tensor, s, values)}
                     given = {s for s in found[axis].needs[tensor] if s in able}

@@ -21,7 +21,7 @@ from tilewright.ir.forms.tensor import Layout
 from tilewright.ir.meaning.interpret_loops import run_loops
 from tilewright.ir.text.parse import parse_loops, parse_program
 from tilewright.ir.text.text import loops_text, program_text
-from tilewright.lower.parts import Repeat, Straight, Update, cut
+from tilewright.lower.parts import RegionLoop, Straight, Update, cut
 from tilewright.ops import lower
 from tilewright.transform.recurrence.updates import update_in_place
 
@@ -166,7 +166,7 @@ def test_rows_are_written_where_they_are() -> None:
     (region,) = (c for c in update_in_place(lower(load(caching(), {}), regions=True)).computes if isinstance(c, Region))
     assert [type(c) for c in region.branches[0].computes].count(Scatter) == 1
     ordered = cut(update_in_place(lower(load(caching(), {}), regions=True)))
-    (repeat,) = (item for item in ordered.items if isinstance(item, Repeat))
+    (repeat,) = (item for item in ordered.items if isinstance(item, RegionLoop))
     kinds = [type(item) for item in repeat.body.items]
     assert kinds == [Straight, Update, Straight]
     assert len(repeat.in_place) == 1  # the table; all else that is carried has two places in turn

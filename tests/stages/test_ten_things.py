@@ -54,10 +54,10 @@ from tilewright.runtime.cache import Cache
 from tilewright.runtime.emulator import EmulatedModule, EmulationFault
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Cluster, Target, machine
-from tilewright.tile_graph.algebra.occurrences import told_apart
+from tilewright.tile_graph.algebra.occurrences import unique_names
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.meaning.interpret_tree import interpret_tree
-from tilewright.tile_graph.plan.form import Barrier, Bind, Hold, Leaf, Plan, Tile, TileAxis
+from tilewright.tile_graph.plan.form import Bind, Hold, Leaf, Plan, Tile, TileAxis, UnitBarrier
 from tilewright.tile_graph.plan.text import plan_text
 from tilewright.tile_graph.traffic.held import held_bytes, plan_nests
 from tilewright.transform.layout.choose import choose_layouts
@@ -71,7 +71,7 @@ def allocated(kernel: Kernel) -> list[tuple[int, ...]]:
 
 
 def bytes_held(plan: Plan, program: Program) -> int:
-    (kernel,) = map(told_apart, plan.kernels)
+    (kernel,) = map(unique_names, plan.kernels)
     return held_bytes(kernel, plan_nests(kernel, all_computes(program)))
 
 
@@ -300,7 +300,7 @@ def test_5_two_bodies_of_one_kernel_meet_at_a_barrier(target: Target) -> None:
     program = program_of("x[24, 40]\na[i0:24] = sum[r0:40] x[i0, r0]\ny[i0:24, i1:40] = x[i0, i1] - a[23 - i0]")
     first, second = kernels(program, target).values()
     rows = TileAxis("rows", 24, (Bind("a", "o0"), Bind("y", "o0")))
-    meet = Barrier(first.over)
+    meet = UnitBarrier(first.over)
     body = (*first.body, meet, *second.body)
     if target is H200:
         (one,), (other,) = first.body, second.body

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from tilewright.backend.terms import Terms, Work
+from tilewright.backend.terms import KernelWork, Terms
 from tilewright.errors import InternalError
 from tilewright.ir.forms.compute import Compute, Program, Scan
 from tilewright.ir.forms.expr import Axis
@@ -75,7 +75,7 @@ class StepPlan:
 
 
 @dataclass(frozen=True)
-class WalkedSteps:
+class PersistentScan:
     """All steps of a Scan in one kernel, whose units stay: the time of the whole, what each copies before, so many
     neighbours at a time, and whether they meet after each step."""
 
@@ -147,9 +147,7 @@ class Backend(Protocol):
     def plan_leaf(self, nest: Nest, context: NestContext) -> Leaf:
         """How a nest runs as a kernel of its own."""
 
-    def other_leaves(
-        self, nest: Nest, leaf: Leaf, shape: Mapping[Axis, int], context: NestContext
-    ) -> Sequence[Leaf]:
+    def other_leaves(self, nest: Nest, leaf: Leaf, shape: Mapping[Axis, int], context: NestContext) -> Sequence[Leaf]:
         """Leaves that may suit a nest better than its own on parts of this shape, the most promising first."""
         return ()
 
@@ -196,7 +194,7 @@ class Backend(Protocol):
     ) -> tuple[tuple[Leaf, ...], int]:  # fmt: skip
         """The leaves with what depends on the tile, and the lanes that share them (0: they are not handed out)."""
 
-    def share_out(
+    def bind_units(
         self, kernel: Tile, nests: Sequence[Nest], leaves: tuple[Leaf, ...], choice: Choice, stream: Stream | None,
         context: NestContext,
     ) -> Tile:  # fmt: skip
@@ -209,7 +207,7 @@ class Backend(Protocol):
         """The kernels of a step that follows another, and weights that stay near from step to step."""
         return [StepPlan(k.leaves, k.choice.seconds) for k in kernels], ()
 
-    def walk_steps(self, kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> WalkedSteps | None:
+    def persistent_scan(self, kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> PersistentScan | None:
         """The steps inside one kernel, where that is possible and predicted to be faster."""
 
     def share_launch(self, kernels: Sequence[Tile], target: Target) -> tuple[Tile, ...] | None:
@@ -225,17 +223,17 @@ class Backend(Protocol):
     ) -> Binding:
         """A kernel of the Plan as Loops."""
 
-    def walks(
+    def memory_trace(
         self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None,
         target: Target | None = None,
     ) -> Tree:  # fmt: skip
         """A kernel of the Plan as its traffic is predicted: loops over tiles around what its leaves touch; with a
         target also how long they keep one of its units busy."""
 
-    def kernel_terms(self, work: Work, target: Target) -> Terms:
+    def kernel_terms(self, work: KernelWork, target: Target) -> Terms:
         """What a kernel takes that does this work."""
 
-    def launch_terms(self, works: Sequence[Work], target: Target) -> Terms:
+    def launch_terms(self, works: Sequence[KernelWork], target: Target) -> Terms:
         """The same of kernels that share a launch."""
         raise InternalError(f"these kernels share no launch: {', '.join(w.name for w in works)}")
 

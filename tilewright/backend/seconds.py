@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 
 from tilewright.backend import backend_for
 from tilewright.backend.around import Around, on_device
-from tilewright.backend.terms import Found, Terms, Work
-from tilewright.backend.traffic import Known, Run, moved_alone, runs_of
+from tilewright.backend.terms import FoundBytes, KernelWork, Terms
+from tilewright.backend.traffic import KernelRun, Known, moved_alone, runs_of
 from tilewright.ir.forms.compute import Program, Scan, all_computes
 from tilewright.target import Cluster, MemoryLevel, Target
 from tilewright.tile_graph.algebra.propagate import Size, extent_of
-from tilewright.tile_graph.plan.form import Barrier, Plan, Tile
+from tilewright.tile_graph.plan.form import Plan, Tile, UnitBarrier
 from tilewright.tile_graph.traffic.touch import least, most
-from tilewright.tile_graph.traffic.traffic import Cache, Moved, Node, Repeat, Walk, moved, sequence
+from tilewright.tile_graph.traffic.traffic import LeafTrace, Moved, Node, Repeat, SimulatedCache, moved, sequence
 
 _STREAMS = 16  # that prefetchers follow at once
 
@@ -53,7 +53,7 @@ def price(program: Program, plan: Plan, system: Target | Cluster) -> Priced:
 
 
 def price_of_runs(
-    runs: Sequence[Run], program: Program, plan: Plan, target: Target, known: Known | None = None
+    runs: Sequence[KernelRun], program: Program, plan: Plan, target: Target, known: Known | None = None
 ) -> Priced:
     """The same of timed runs that are known."""
     works = works_of(runs, target, _all_barriers(program, plan), known)
@@ -63,13 +63,13 @@ def price_of_runs(
 def price_in_turn(parts: Sequence[tuple[Program, Plan]], target: Target) -> list[Priced]:
     """The same of several Plans that run one after the other, again and again: each finds in caches what all of them
     leave there."""
-    runs: list[Run] = []
+    runs: list[KernelRun] = []
     barriers: dict[str, int] = {}
     for number, (program, plan) in enumerate(parts):
         own = runs_of(program, plan, target, timed=True)
         runs += [replace(run, name=f"{number}:{run.name}", key=(number, run.key)) for run in own]  # buffers are its own
         barriers |= {f"{number}:{name}": count for name, count in _all_barriers(program, plan).items()}
-    works: list[dict[str, Work]] = [{} for _ in parts]
+    works: list[dict[str, KernelWork]] = [{} for _ in parts]
     for work in works_of(runs, target, barriers):
         place, _, name = work.name.partition(":")
         works[int(place)][name] = replace(work, name=name)
@@ -81,7 +81,7 @@ def _all_barriers(program: Program, plan: Plan) -> dict[str, int]:
     return {kernel.name: _barriers(kernel, computes) for kernel in plan.kernels}
 
 
-def _priced(plan: Plan, works: Mapping[str, Work], target: Target) -> Priced:
+def _priced(plan: Plan, works: Mapping[str, KernelWork], target: Target) -> Priced:
     backend = backend_for(target)
     terms = {name: backend.kernel_terms(work, target) for name, work in works.items()}
     parts: dict[str, list[str]] = {}
@@ -105,12 +105,12 @@ def whole_name(name: str) -> str:
 
 
 def works_of(
-    runs: Sequence[Run], target: Target, barriers: Mapping[str, int] | None = None, known: Known | None = None
-) -> list[Work]:
+    runs: Sequence[KernelRun], target: Target, barriers: Mapping[str, int] | None = None, known: Known | None = None
+) -> list[KernelWork]:
     """What kernels do in one run of the model, those of one kernel between its barriers one by one; the first of them
     starts it, and counts its barriers."""
     by_level = found_by_level(runs, target, {} if known is None else known)
-    made: list[Work] = []
+    made: list[KernelWork] = []
     started: set[str] = set()
     for number, run in enumerate(runs):
         whole = whole_name(run.name)
@@ -118,7 +118,7 @@ def works_of(
         started.add(whole)
         leaves = list(_leaves(run.tree, 1.0))
         found = [level[number] for level in by_level]
-        made.append(Work(run.name, run.tiles, run.threads, starts, meetings, leaves, found))
+        made.append(KernelWork(run.name, run.tiles, run.threads, starts, meetings, leaves, found))
     return made
 
 
@@ -128,13 +128,13 @@ def _barriers(kernel: Tile, computes: Mapping[str, object]) -> int:
     def below(tile: Tile) -> int:
         scan = computes.get(tile.scan or "")
         times = extent_of(scan.axis.extent) if tile.over == "steps" and isinstance(scan, Scan) else 1
-        return times * sum(below(n) if isinstance(n, Tile) else isinstance(n, Barrier) for n in tile.body)
+        return times * sum(below(n) if isinstance(n, Tile) else isinstance(n, UnitBarrier) for n in tile.body)
 
     return below(kernel)
 
 
-def _leaves(node: Node, times: Size) -> Iterator[tuple[Walk, Size]]:
-    if isinstance(node, Walk):
+def _leaves(node: Node, times: Size) -> Iterator[tuple[LeafTrace, Size]]:
+    if isinstance(node, LeafTrace):
         yield node, times
         return
     for inner in node.body:
@@ -144,12 +144,12 @@ def _leaves(node: Node, times: Size) -> Iterator[tuple[Walk, Size]]:
 # --- bytes
 
 
-def found_by_level(runs: Sequence[Run], target: Target, known: Known) -> list[list[Found]]:
+def found_by_level(runs: Sequence[KernelRun], target: Target, known: Known) -> list[list[FoundBytes]]:
     """By level, what every run of a kernel finds there and leaves there."""
     beyond = {target.place(cache): _beyond(runs, target, cache, known) for cache in target.caches}
     if target.copies_tiles:  # what is told what to hold: leaves fetch what they touch, tile by tile
         beyond[target.place(target.local)] = _touched(runs, target.beyond_local.transaction)
-    found = [[Found() for _ in runs] for _ in target.levels]
+    found = [[FoundBytes() for _ in runs] for _ in target.levels]
     walked = [_walked(run, target.main.transaction) for run in runs]
     for number in range(len(runs)):
         passing: Bytes | None = None  # what comes from beyond the caches so far
@@ -164,7 +164,7 @@ def found_by_level(runs: Sequence[Run], target: Target, known: Known) -> list[li
     return found
 
 
-def _walked(run: Run, line: int) -> dict[Hashable, Size]:
+def _walked(run: KernelRun, line: int) -> dict[Hashable, Size]:
     """Bytes of the runs in which the first leaf that touches a buffer walks it."""
     found: dict[Hashable, Size] = {}
     for leaf, _ in _leaves(run.tree, 1.0):
@@ -179,25 +179,25 @@ def _charged(moved: Moved) -> Bytes:
             for buffer, size in moved.fetched.items()}  # fmt: skip
 
 
-def _sums(found: Bytes, walked: Mapping[Hashable, Size]) -> Found:
+def _sums(found: Bytes, walked: Mapping[Hashable, Size]) -> FoundBytes:
     total: dict[bool, Size] = {False: 0.0, True: 0.0}
     runs: dict[bool, Size] = {False: 0.0, True: 0.0}
     for (buffer, is_written), size in found.items():
         total[is_written] = total[is_written] + size
         runs[is_written] = runs[is_written] + size / most(walked.get(buffer, size), 1.0)
-    return Found(total[False], total[True], runs[False], runs[True])
+    return FoundBytes(total[False], total[True], runs[False], runs[True])
 
 
-def _beyond(runs: Sequence[Run], target: Target, level: MemoryLevel, known: Known) -> list[Moved]:
+def _beyond(runs: Sequence[KernelRun], target: Target, level: MemoryLevel, known: Known) -> list[Moved]:
     """What every run of a kernel fetches from beyond a cache, and writes there."""
-    cache = Cache(level.capacity * level.shared_by, level.transaction)
+    cache = SimulatedCache(level.capacity * level.shared_by, level.transaction)
     alone = _alone(runs, cache, known)
     if level is not target.caches[-1]:
         return sequence(alone, cache)
     return sequence([*alone, *alone], cache)[len(alone) :]
 
 
-def _touched(runs: Sequence[Run], line: int) -> list[Moved]:
+def _touched(runs: Sequence[KernelRun], line: int) -> list[Moved]:
     """What the leaves of every run touch, each time they run."""
     result = []
     for run in runs:
@@ -212,7 +212,7 @@ def _touched(runs: Sequence[Run], line: int) -> list[Moved]:
     return result
 
 
-def _alone(runs: Sequence[Run], cache: Cache, known: Known) -> list[Moved]:
+def _alone(runs: Sequence[KernelRun], cache: SimulatedCache, known: Known) -> list[Moved]:
     """Every run by itself, nothing in the cache before; kernels of a Scan's step take turns, step after step."""
     alone = [moved_alone(run, cache, known).renamed(run.names) for run in runs]
     for scan in dict.fromkeys(run.scan for run in runs if run.scan is not None):

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from tilewright.target import MemoryLevel, Target
 from tilewright.tile_graph.algebra.propagate import Size
 from tilewright.tile_graph.traffic.touch import least, most
-from tilewright.tile_graph.traffic.traffic import Walk
+from tilewright.tile_graph.traffic.traffic import LeafTrace
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundBytes:
     """Bytes that a kernel finds at a level when it reads them, and that it leaves there: each byte at one level."""
 
     read: Size = 0.0
@@ -46,7 +46,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Work:
+class KernelWork:
     """All that a kernel does in one run of the model, on all its units together."""
 
     name: str
@@ -54,8 +54,8 @@ class Work:
     threads: int  # that share a tile
     starts: int  # of the kernel
     barriers: int  # of all its units, in all its runs
-    leaves: Sequence[tuple[Walk, Size]]  # with how often each runs
-    found: Sequence[Found]  # by place in the target's levels
+    leaves: Sequence[tuple[LeafTrace, Size]]  # with how often each runs
+    found: Sequence[FoundBytes]  # by place in the target's levels
 
 
 def rate(target: Target, level: MemoryLevel, active: Size, writes: bool = False) -> Size:
@@ -74,7 +74,7 @@ def _own_rate(target: Target, level: MemoryLevel, active: Size, writes: bool) ->
 
 
 def level_terms(
-    found: Sequence[Found], target: Target, active: Size, beyond_a_run: int = 0
+    found: Sequence[FoundBytes], target: Target, active: Size, beyond_a_run: int = 0
 ) -> tuple[LevelTerm, ...]:
     """What is found at every level, and what that takes so many units that share it evenly beyond the nearest memory;
     every run costs so many lines more where it is found beyond what a unit has to itself."""

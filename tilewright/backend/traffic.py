@@ -21,12 +21,12 @@ from tilewright.lower.persistent import in_stages, steps_inside, walked_inside
 from tilewright.lower.placed import Tree
 from tilewright.lower.program import at_step, shape_of
 from tilewright.target import Target
-from tilewright.tile_graph.algebra.occurrences import told_apart
+from tilewright.tile_graph.algebra.occurrences import unique_names
 from tilewright.tile_graph.algebra.propagate import Size, extent_of
 from tilewright.tile_graph.algebra.signature import signature
 from tilewright.tile_graph.plan.form import Plan, Tile
 from tilewright.tile_graph.traffic.held import plan_nests
-from tilewright.tile_graph.traffic.traffic import Cache, Moved, Node, Repeat, held, moved, sequence
+from tilewright.tile_graph.traffic.traffic import Moved, Node, Repeat, SimulatedCache, held, moved, sequence
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def traffic_of(program: Program, plan: Plan, target: Target) -> dict[str, Kernel
     return traffic_of_runs(runs_of(program, plan, target), target)
 
 
-def traffic_of_runs(runs: Sequence[Run], target: Target, known: Known | None = None) -> dict[str, KernelTraffic]:
+def traffic_of_runs(runs: Sequence[KernelRun], target: Target, known: Known | None = None) -> dict[str, KernelTraffic]:
     """The same of runs that are known."""
     known = {} if known is None else known
     backend = backend_for(target)
@@ -64,7 +64,7 @@ def traffic_of_runs(runs: Sequence[Run], target: Target, known: Known | None = N
     trees = {run.key: run.tree for run in runs}
     for level in target.caches:
         place = target.place(level)
-        cache = Cache(level.capacity * level.shared_by, level.transaction)
+        cache = SimulatedCache(level.capacity * level.shared_by, level.transaction)
         passed[place] = sequence([moved_alone(run, cache, known).renamed(run.names) for run in runs], cache)
         footprints[place] = {key: held(tree, cache) for key, tree in trees.items()}
     result = {}
@@ -86,7 +86,7 @@ def traffic_of_runs(runs: Sequence[Run], target: Target, known: Known | None = N
 
 
 @dataclass(frozen=True)
-class Run:
+class KernelRun:
     """A kernel, the loops of one that is alike, and what the buffers of that are called here."""
 
     name: str
@@ -100,11 +100,11 @@ class Run:
     names: Mapping[Hashable, Hashable]
 
 
-Known = dict[tuple[Hashable, Cache], Moved]
+Known = dict[tuple[Hashable, SimulatedCache], Moved]
 """What kernels move by themselves, by their keys and caches: whoever asks about the same runs shares it."""
 
 
-def moved_alone(run: Run, cache: Cache, known: Known) -> Moved:
+def moved_alone(run: KernelRun, cache: SimulatedCache, known: Known) -> Moved:
     """One run of a kernel, nothing in the cache before, its buffers as those of the first that is alike."""
     key = run.key, cache
     if key not in known:
@@ -138,7 +138,7 @@ def by_memory(node: Node, memories: Mapping[Hashable, Memory]) -> dict[Memory, t
     return result
 
 
-def runs_of(program: Program, plan: Plan, target: Target, timed: bool = False) -> list[Run]:
+def runs_of(program: Program, plan: Plan, target: Target, timed: bool = False) -> list[KernelRun]:
     """Every kernel in order; `timed` with what its leaves keep a unit busy."""
     backend = backend_for(target)
     computes = all_computes(program)
@@ -151,7 +151,7 @@ def runs_of(program: Program, plan: Plan, target: Target, timed: bool = False) -
     known: dict[Hashable, tuple[Tree, list[str]]] = {}
     result = []
     for kernel, steps in in_stages(plan).launches():
-        kernel = told_apart(kernel)
+        kernel = unique_names(kernel)
         nests = plan_nests(kernel, computes)
         scan = computes.get(steps.scan or "") if steps is not None else None
         view: ScanView | None = None
@@ -175,13 +175,13 @@ def runs_of(program: Program, plan: Plan, target: Target, timed: bool = False) -
             kernel.name if view is not None else None,
         )
         if key not in known:
-            tree, memories = backend.walks(kernel, nests, layout, view, target if timed else None)
+            tree, memories = backend.memory_trace(kernel, nests, layout, view, target if timed else None)
             known[key] = ((tree if times == 1 else Repeat("step", times, [tree]), memories), met)
         (tree, memories), first = known[key]
         scan_name = steps.scan if steps is not None else None
         names: dict[Hashable, Hashable] = dict(zip(first, met, strict=True))
         threads = max((n.count for n in kernel.body if isinstance(n, Tile)), default=1)
-        result.append(Run(kernel.name, kernel.tiles, threads, times, scan_name, key, tree, memories, names))
+        result.append(KernelRun(kernel.name, kernel.tiles, threads, times, scan_name, key, tree, memories, names))
     return result
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from tilewright.errors import OptionError
 from tilewright.ir.forms.compute import Program, Region
 from tilewright.ir.forms.loops import LoopProgram
-from tilewright.lower.parts import Choice, Ordered, Repeat, Straight, cut
-from tilewright.lower.regions import Linker, Lowered, told_apart
+from tilewright.lower.parts import Ordered, RegionBranches, RegionLoop, Straight, cut
+from tilewright.lower.regions import Linker, Lowered, unique_names
 from tilewright.tile_graph.plan.form import Hold, Plan, Tile
 
 PlanPart = Callable[[Program, int], Lowered | None]  # of a straight part and its number; None where it stops earlier
@@ -38,7 +38,7 @@ def linked(program: Program, plan_part: PlanPart) -> Linked | None:
     for number, (part, _) in enumerate(_places(ordered, "")):
         planned = plan_part(part.program, number)
         if planned is not None:
-            lowered[part] = told_apart(planned, number)
+            lowered[part] = unique_names(planned, number)
     if not lowered:
         return None
     linker = Linker(lowered)
@@ -61,9 +61,9 @@ def _places(ordered: Ordered, around: str) -> Iterator[tuple[Straight, str]]:
     for item in ordered.items:
         if isinstance(item, Straight):
             yield item, around
-        elif isinstance(item, Repeat):
+        elif isinstance(item, RegionLoop):
             yield from _places(item.body, _inside("in every step of", item.region, around))
-        elif isinstance(item, Choice):
+        elif isinstance(item, RegionBranches):
             for word, branch in zip(("where true, in", "where false, in"), item.branches, strict=True):
                 yield from _places(branch, _inside(word, item.region, around))
 
@@ -85,9 +85,9 @@ def _plan(ordered: Ordered, lowered: dict[Straight, Lowered]) -> Plan:
                 part = lowered[item].plan.body
                 body += [node for node in part.body if isinstance(node, Tile)]
                 holds += part.holds
-            elif isinstance(item, Repeat):
+            elif isinstance(item, RegionLoop):
                 body.append(tile(item.body, "while", item.region.outputs[0].name))
-            elif isinstance(item, Choice):
+            elif isinstance(item, RegionBranches):
                 branches = [tile(branch, "order", "") for branch in item.branches]
                 body.append(Tile(first.body.level, over="branch", body=tuple(branches),
                                  name=item.region.outputs[0].name))  # fmt: skip

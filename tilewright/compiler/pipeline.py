@@ -92,7 +92,7 @@ class Stopped(Exception):
     """The pipeline stopped after the stage the user named."""
 
 
-class Port(NamedTuple):
+class ArtifactPort(NamedTuple):
     """An input or output of a compiled model."""
 
     name: str
@@ -101,7 +101,7 @@ class Port(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part:
+class CompiledPart:
     """What is compiled by itself of a model with control flow that data decide, or in sweeps, and where it runs, in
     words."""
 
@@ -120,11 +120,11 @@ class Artifact:
     loops: LoopProgram | None
     sources: dict[str, str]
     runner: Any
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
+    inputs: tuple[ArtifactPort, ...]
+    outputs: tuple[ArtifactPort, ...]
     stage_seconds: dict[str, float]
     effort: str = "full"
-    parts: tuple[Part, ...] = ()  # where data decide what runs
+    parts: tuple[CompiledPart, ...] = ()  # where data decide what runs
     batches: int = 1  # that follow each other; all forms are of one of them
     visits: tuple[int, ...] = ()  # the parts that run one after the other, by number: of a model in sweeps
 
@@ -250,7 +250,7 @@ def _in_parts(
             sources = stages.run("source", partial(backend.render, early=early), loops, target)
             stages.run("machine", partial(backend.load, early=early), sources, loops, whole.program, whole.plan, target,
                        options)  # fmt: skip
-    parts = tuple(Part(place, part) for place, part in zip(places(program), made, strict=True))
+    parts = tuple(CompiledPart(place, part) for place, part in zip(places(program), made, strict=True))
     return replace(_artifact(model, stages, target, options), parts=parts)
 
 
@@ -430,13 +430,13 @@ def _terms_predictor(target: Target, options: Options, memo: Memo) -> Predict | 
     return seconds
 
 
-def _ports(tensors: Any, names: tuple[str, ...], batches: Batches | None) -> tuple[Port, ...]:
+def _ports(tensors: Any, names: tuple[str, ...], batches: Batches | None) -> tuple[ArtifactPort, ...]:
     ports = []
     for tensor, name in zip(tensors, names or [""] * len(tensors), strict=True):
         shape = [int(e) for e in tensor.shape]
         if batches is not None and tensor.name in batches.blocks:
             shape[{**batches.inputs, **batches.outputs}[tensor.name]] *= batches.parts
-        ports.append(Port(name or tensor.name, tensor.dtype, tuple(shape)))
+        ports.append(ArtifactPort(name or tensor.name, tensor.dtype, tuple(shape)))
     return tuple(ports)
 
 

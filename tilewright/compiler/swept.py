@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
-from tilewright.compiler.pipeline import Artifact, Part, Port, build
+from tilewright.compiler.pipeline import Artifact, ArtifactPort, CompiledPart, build
 from tilewright.errors import OptionError
 from tilewright.ir.forms.compute import Program
 from tilewright.ir.forms.graph import Graph
@@ -16,9 +16,9 @@ from tilewright.ir.forms.mesh import slices
 from tilewright.ir.forms.swept import Sweep, Swept, SweptPart
 from tilewright.ir.forms.tensor import Tensor, extents
 from tilewright.options import Options
-from tilewright.runtime.swept import Kind, Result, Round, Runner, SweptModel, Visit, device_of, opener
+from tilewright.runtime.swept import Kind, Round, Runner, SweptModel, SweptResult, Visit, device_of, opener
 from tilewright.schedule.sweeps.parts import in_sweeps
-from tilewright.schedule.sweeps.search import Room, choose_sweeps
+from tilewright.schedule.sweeps.search import PartRoom, choose_sweeps
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.memo import Memo
 from tilewright.tile_graph.plan.form import Plan
@@ -49,8 +49,8 @@ class Bound:
     keeps: bool
     slots: int
 
-    def room(self, part: float) -> Room:
-        return Room(self.limit * part, self.slots, self.keeps)
+    def room(self, part: float) -> PartRoom:
+        return PartRoom(self.limit * part, self.slots, self.keeps)
 
 
 def build_swept(graph: Graph, program: Program, target: Target, options: Options, bound: Bound) -> Artifact | None:
@@ -87,7 +87,7 @@ class _Built:
                 for number, sweep in enumerate(self.swept.sweeps)]  # fmt: skip
         self._check_weights([artifact for each in made for artifact in each])
         program = self.swept.program
-        parts = [Part(f"sweep {n}, {self._about(n, kind)}", artifact)
+        parts = [CompiledPart(f"sweep {n}, {self._about(n, kind)}", artifact)
                  for n, each in enumerate(made) for kind, artifact in enumerate(each)]  # fmt: skip
         firsts = [sum(len(each) for each in made[:n]) for n in range(len(made))]
         visits = [first + kind for first, sweep in zip(firsts, self.swept.sweeps, strict=True)
@@ -194,10 +194,10 @@ def _visit(part: SweptPart) -> Visit:
     return Visit(part.kind, takes, gives)
 
 
-def _result(tensor: Tensor) -> Result:
-    return Result(tensor.name, extents(tensor), tensor.dtype.numpy)
+def _result(tensor: Tensor) -> SweptResult:
+    return SweptResult(tensor.name, extents(tensor), tensor.dtype.numpy)
 
 
-def _ports(tensors: tuple[Tensor, ...], names: tuple[str, ...]) -> tuple[Port, ...]:
+def _ports(tensors: tuple[Tensor, ...], names: tuple[str, ...]) -> tuple[ArtifactPort, ...]:
     named = zip(tensors, names or [""] * len(tensors), strict=True)
-    return tuple(Port(name or tensor.name, tensor.dtype, extents(tensor)) for tensor, name in named)
+    return tuple(ArtifactPort(name or tensor.name, tensor.dtype, extents(tensor)) for tensor, name in named)

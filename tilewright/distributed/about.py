@@ -23,7 +23,7 @@ Form = tuple[str, tuple[int, ...], np.dtype[Any]]  # of an array: name, shape an
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledRank:
     """A segment as machine code: the names of what it takes and of what it gives, with its arrays' forms."""
 
     artifact: Artifact | ShippedArtifact
@@ -32,7 +32,7 @@ class Compiled:
 
 
 @dataclass(frozen=True)
-class Given:
+class ModelPort:
     """An input or an output of the whole model: what it is called by ranks, on rank 0 for an output, and along which
     dimension a part of the batch has a block of it."""
 
@@ -44,15 +44,15 @@ class Given:
         return [self.port.name, type_name(self.port.dtype), list(self.port.shape), self.array, self.dim]
 
     @staticmethod
-    def from_row(row: list[Any]) -> Given:
+    def from_row(row: list[Any]) -> ModelPort:
         name, dtype, shape, array, dim = row
-        return Given(Port(name, dtypes.by_name(dtype).numpy, tuple(shape)), array, dim)
+        return ModelPort(Port(name, dtypes.by_name(dtype).numpy, tuple(shape)), array, dim)
 
 
 @dataclass(frozen=True)
 class About:
-    inputs: tuple[Given, ...]
-    outputs: tuple[Given, ...]
+    inputs: tuple[ModelPort, ...]
+    outputs: tuple[ModelPort, ...]
     parts: int  # of a batch
     weights: int  # bytes on this rank
     digest: str  # of all that ranks must agree about
@@ -68,9 +68,9 @@ class About:
 
 def about(whole: Program, batches: Batches, mine: RankProgram, digest: str, explanation: str) -> About:
     """Of one rank of a model that was shared out."""
-    inputs = tuple(Given(port, t.name, batches.inputs.get(t.name))
+    inputs = tuple(ModelPort(port, t.name, batches.inputs.get(t.name))
                    for t, port in _ports(whole.inputs, whole.input_names))  # fmt: skip
-    outputs = tuple(Given(port, mine.outputs.get(t.name, ""), batches.outputs.get(t.name))
+    outputs = tuple(ModelPort(port, mine.outputs.get(t.name, ""), batches.outputs.get(t.name))
                     for t, port in _ports(whole.outputs, whole.output_names))  # fmt: skip
     fixed = {t.name: array for t, array in batches.program.constants.items() if t.name in mine.outputs}
     return About(inputs, outputs, batches.parts, mine.weights, digest, explanation, mine.when, fixed)

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from math import inf
 
 from tilewright.compiler.pipeline import Artifact, build
-from tilewright.distributed.about import Compiled, about
+from tilewright.distributed.about import CompiledRank, about
 from tilewright.distributed.joining import joined
 from tilewright.distributed.meshes import PROCESSES, SPLIT, MeshText, described, undecided
 from tilewright.distributed.model import RankedModel
@@ -91,12 +91,12 @@ def _compiled(read: Callable[[], Graph], asked: Asked, options: Options, ranks: 
     return RankedModel(about(whole, batches, mine, digest.hex(), ranks_text(sharded)), steps, ranks, options)
 
 
-def segment(step: Segment, goal: Target, options: Options, memo: Memo) -> Compiled:
+def segment(step: Segment, goal: Target, options: Options, memo: Memo) -> CompiledRank:
     """Some of what a rank does, as machine code."""
     program = step.program
     artifact: Artifact = build(program, goal, options, memo=memo)
     gives = tuple((t.name, tuple(int(e) for e in t.shape), t.dtype.numpy) for t in program.outputs)  # type: ignore[arg-type]
-    return Compiled(artifact, tuple(t.name for t in program.inputs), gives)
+    return CompiledRank(artifact, tuple(t.name for t in program.inputs), gives)
 
 
 def _digest(program: Program, asked: Asked, options: Options) -> bytes:
@@ -121,5 +121,3 @@ def device_of(name: str, options: Options) -> Target:
     return machine(
         chosen, options.threads, cache_dir=options.cache_dir, compiler=options.compiler, tell=options.progress
     )
-
-

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.distributed.about import About, Compiled, Given
+from tilewright.distributed.about import About, CompiledRank, ModelPort
 from tilewright.distributed.joining import joined
 from tilewright.distributed.model import RankedModel
 from tilewright.distributed.saved import FORMAT, RANK, Slices
@@ -52,18 +52,18 @@ def _loaded(
 
 
 def _about(place: Path, row: Mapping[str, Any]) -> About:
-    inputs, outputs = (tuple(Given.from_row(each) for each in row[side]) for side in ("takes", "gives"))
+    inputs, outputs = (tuple(ModelPort.from_row(each) for each in row[side]) for side in ("takes", "gives"))
     fixed = {name: np.load(place / f"fixed_{n}.npy", allow_pickle=False) for n, name in enumerate(row["fixed"])}
     told = (place / EXPLANATION).read_text(encoding="utf-8")
     when = tuple(When(*each) for each in row["when"])
     return About(inputs, outputs, row["parts"], row["weights"], row["digest"], told, when, fixed)
 
 
-def _step(place: Path, row: Mapping[str, Any], load: Callable[[Path], ShippedArtifact]) -> Compiled | Transfer:
+def _step(place: Path, row: Mapping[str, Any], load: Callable[[Path], ShippedArtifact]) -> CompiledRank | Transfer:
     if "transfer" in row:
         return _transfer(row["transfer"])
     gives = tuple((name, tuple(shape), dtypes.by_name(dtype).numpy) for name, shape, dtype in row["gives"])
-    return Compiled(load(place / row["segment"]), tuple(row["takes"]), gives)
+    return CompiledRank(load(place / row["segment"]), tuple(row["takes"]), gives)
 
 
 def _transfer(row: Mapping[str, Any]) -> Transfer:

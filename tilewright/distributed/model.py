@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tilewright.calls.arguments import Array, NotPickled, Port, bind, by_name, convert, random_arrays
-from tilewright.distributed.about import About, Compiled
+from tilewright.distributed.about import About, CompiledRank
 from tilewright.distributed.saved import save
 from tilewright.distributed.turns import Turn, Verb, turns
 from tilewright.errors import ToolError
@@ -36,14 +36,14 @@ class RankedModel(NotPickled):
     """A model that several processes run together. All of them call it; the inputs are rank 0's and so are the results,
     which the others have as None."""
 
-    def __init__(self, about: About, steps: Sequence[Compiled | Transfer], ranks: Ranks, options: Options) -> None:
+    def __init__(self, about: About, steps: Sequence[CompiledRank | Transfer], ranks: Ranks, options: Options) -> None:
         self.about, self.steps = about, tuple(steps)
         self._ranks, self._options = ranks, options
         self._moves = tuple(step if isinstance(step, Transfer) else None for step in self.steps)
         self._last = _last_uses(self.steps, about.results)
         self._timed: list[Timed] | None = None  # where a run is timed
         self._callers = {n: each for n, step in enumerate(self.steps) if (each := _caller(step)) is not None}
-        segments = [step for step in self.steps if isinstance(step, Compiled)]
+        segments = [step for step in self.steps if isinstance(step, CompiledRank)]
         self._there = ranks.on_devices(identity() if len(self._callers) == len(segments) > 0 else b"")
 
     @property
@@ -75,7 +75,7 @@ class RankedModel(NotPickled):
     @property
     def calls(self) -> tuple[Call, ...]:
         """Kernel calls of one part of a batch on this rank, in order."""
-        return tuple(call for step in self.steps if isinstance(step, Compiled) for call in step.artifact.calls)
+        return tuple(call for step in self.steps if isinstance(step, CompiledRank) for call in step.artifact.calls)
 
     @property
     def weights(self) -> int:
@@ -185,7 +185,7 @@ class RankedModel(NotPickled):
 
     def _compute(self, number: int, values: dict[str, Any]) -> None:
         step = self.steps[number]
-        assert isinstance(step, Compiled)
+        assert isinstance(step, CompiledRank)
         if self._there is not None and step.takes:
             found = self._callers[number]([values[name] for name in step.takes])
             values.update({name: tensor for (name, _, _), tensor in zip(step.gives, found, strict=True)})
@@ -206,9 +206,9 @@ class RankedModel(NotPickled):
         return f"after segment {segment}{batch}: {move.kind} of '{move.source}'{over}"
 
 
-def _caller(step: Compiled | Transfer) -> Callable[[Sequence[Any]], Any] | None:
+def _caller(step: CompiledRank | Transfer) -> Callable[[Sequence[Any]], Any] | None:
     """A segment on arrays that lie on a GPU, where it runs on one."""
-    if not isinstance(step, Compiled) or not hasattr(step.artifact.runner, "device_caller"):
+    if not isinstance(step, CompiledRank) or not hasattr(step.artifact.runner, "device_caller"):
         return None
     takes = [expected(f"'{name}'", dtype.numpy, shape) for name, dtype, shape in step.artifact.inputs]
     gives = [expected(f"'{name}'", dtype, shape) for name, shape, dtype in step.gives]
@@ -216,7 +216,7 @@ def _caller(step: Compiled | Transfer) -> Callable[[Sequence[Any]], Any] | None:
     return call
 
 
-def _last_uses(steps: Sequence[Compiled | Transfer], kept: frozenset[str]) -> dict[int, list[str]]:
+def _last_uses(steps: Sequence[CompiledRank | Transfer], kept: frozenset[str]) -> dict[int, list[str]]:
     """By step the arrays that nobody reads after it."""
     last: dict[str, int] = {}
     for number, step in enumerate(steps):

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.distributed.about import About, Compiled, type_name
+from tilewright.distributed.about import About, CompiledRank, type_name
 from tilewright.errors import ToolError
 from tilewright.options import Options
 from tilewright.packages.directory import MANIFEST, check_free, sums, write_directory
@@ -34,7 +34,7 @@ FORMAT = 2
 Slices = tuple[slice, ...]
 
 
-def save(about: About, steps: Sequence[Compiled | Transfer], ranks: Ranks, folder: Path, options: Options) -> None:
+def save(about: About, steps: Sequence[CompiledRank | Transfer], ranks: Ranks, folder: Path, options: Options) -> None:
     """Write what this rank has; the others are waited for at both ends."""
     check_free(folder.resolve())
     ranks.wait("saving")
@@ -55,7 +55,7 @@ def _write_above(folder: Path, about: About, size: int) -> None:
         raise ToolError(f"cannot write {folder}: {error.strerror}") from error
 
 
-def _fill(place: Path, about: About, steps: Sequence[Compiled | Transfer], ranks: Ranks, options: Options) -> None:
+def _fill(place: Path, about: About, steps: Sequence[CompiledRank | Transfer], ranks: Ranks, options: Options) -> None:
     rows: list[dict[str, Any]] = []
     for number, step in enumerate(steps):
         if isinstance(step, Transfer):

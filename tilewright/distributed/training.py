@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from tilewright.calls.arguments import Array, NotPickled, Port, bind, convert
-from tilewright.distributed.about import Compiled
+from tilewright.distributed.about import CompiledRank
 from tilewright.distributed.compiling import Asked, beside, device_of, segment
 from tilewright.distributed.joining import joined
 from tilewright.distributed.meshes import SPLIT, described, mesh_of, undecided
 from tilewright.errors import OptionError, ToolError
 from tilewright.ir.forms.sharded import Sharded, from_json
 from tilewright.ir.forms.tensor import extents
-from tilewright.ir.forms.training import Training, Turn
+from tilewright.ir.forms.training import Training, TrainingPhase
 from tilewright.ir.text.text import program_text
 from tilewright.options import Options
 from tilewright.report.ranks import ranks_text
@@ -32,20 +32,20 @@ from tilewright.schedule.cluster.pipeline import share_out_by_itself, share_out_
 from tilewright.tile_graph.algebra.memo import Memo
 from tilewright.tile_graph.sharding.check import check_sharded
 from tilewright.transform.gradient.optimisers import Optimiser
-from tilewright.transform.spmd import Kept, RankProgram, Segment, Transfer, rank_program
+from tilewright.transform.spmd import KeptArray, RankProgram, Segment, Transfer, rank_program
 from tilewright.version import VERSION
 
-Step = Compiled | Transfer
+Step = CompiledRank | Transfer
 
 
-def one_forward_one_back(behind: int, parts: int) -> Iterator[tuple[Turn, int]]:
+def one_forward_one_back(behind: int, parts: int) -> Iterator[tuple[TrainingPhase, int]]:
     """The order in which a stage with so many stages behind it goes through the parts of a batch."""
     ahead = min(behind, parts)
-    yield from ((Turn.FORWARD, part) for part in range(ahead))
+    yield from ((TrainingPhase.FORWARD, part) for part in range(ahead))
     for part in range(parts):
         if part + ahead < parts:
-            yield Turn.FORWARD, part + ahead
-        yield Turn.BACKWARD, part
+            yield TrainingPhase.FORWARD, part + ahead
+        yield TrainingPhase.BACKWARD, part
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class RankSteps:
     those that are added up over all parts for the update."""
 
     turns: tuple[tuple[Step, ...], ...]
-    kept: tuple[Kept, ...]
+    kept: tuple[KeptArray, ...]
     for_back: frozenset[str]
     summed: tuple[str, ...]
 
@@ -64,19 +64,19 @@ def rank_steps(program: RankProgram, steps: Sequence[Step]) -> RankSteps:
     turns = tuple(tuple(steps[a:b]) for a, b in pairwise(ends))
     read = [frozenset(name for step in each for name in _takes(step)) for each in turns]
     made = [frozenset(name for step in each for name in _gives(step)) for each in turns]
-    last = (read[Turn.UPDATE] | set(program.outputs.values())) - made[Turn.UPDATE]
-    summed = last & (made[Turn.FORWARD] | made[Turn.BACKWARD])
-    return RankSteps(turns, program.kept, read[Turn.BACKWARD] | summed, tuple(sorted(summed)))
+    last = (read[TrainingPhase.UPDATE] | set(program.outputs.values())) - made[TrainingPhase.UPDATE]
+    summed = last & (made[TrainingPhase.FORWARD] | made[TrainingPhase.BACKWARD])
+    return RankSteps(turns, program.kept, read[TrainingPhase.BACKWARD] | summed, tuple(sorted(summed)))
 
 
 def _takes(step: Step) -> tuple[str, ...]:
-    if isinstance(step, Compiled):
+    if isinstance(step, CompiledRank):
         return step.takes
     return () if step.kind == "send" and step.takes else (step.source,)
 
 
 def _gives(step: Step) -> tuple[str, ...]:
-    if isinstance(step, Compiled):
+    if isinstance(step, CompiledRank):
         return tuple(name for name, _, _ in step.gives)
     return (step.target,) if step.takes or step.kind == "all-reduce" else ()
 
@@ -140,7 +140,7 @@ class RankedTraining(NotPickled):
                     into[tuple(slice(a, a + n) for a, n in kept[name].place)] = array
         return whole
 
-    def _fetched(self, rank: int, kept: Kept) -> Array | None:
+    def _fetched(self, rank: int, kept: KeptArray) -> Array | None:
         """What a rank keeps, on rank 0."""
         if rank == 0:
             return self._state[kept.name] if self.rank == 0 else None
@@ -167,18 +167,18 @@ class RankedTraining(NotPickled):
         under_way: list[Passing] = []
         values: dict[int, dict[str, Array]] = {}
         for turn, part in self._order:
-            if turn is Turn.FORWARD:
+            if turn is TrainingPhase.FORWARD:
                 values[part] = {**self._state, **self._part(whole, part)}
             here = values[part]
             under_way += self._turn(turn, here, f", part {part} of the batch" if self._sharded.parts > 1 else "")
-            if turn is Turn.FORWARD:
+            if turn is TrainingPhase.FORWARD:
                 values[part] = {name: here[name] for name in here if name in self._steps.for_back}
                 continue
             for name in self._steps.summed:
                 totals[name] = totals[name] + here[name] if name in totals else here[name]
             del values[part]
         last = {**self._state, **totals, self._rates: rates}
-        under_way += self._turn(Turn.UPDATE, last, "")
+        under_way += self._turn(TrainingPhase.UPDATE, last, "")
         for passing in under_way:
             assert self._ranks is not None
             self._ranks.finish(passing, {}, "the end of a step")
@@ -195,11 +195,11 @@ class RankedTraining(NotPickled):
         return {name: array[part * sizes[name] : (part + 1) * sizes[name]] if parts > 1 else array
                 for name, array in whole.items()}  # fmt: skip
 
-    def _turn(self, turn: Turn, values: dict[str, Array], where: str) -> list[Passing]:
+    def _turn(self, turn: TrainingPhase, values: dict[str, Array], where: str) -> list[Passing]:
         """The steps of a turn; what is sent to other stages goes on while the next is done."""
         sent: list[Passing] = []
         for number, step in enumerate(self._steps.turns[turn]):
-            if isinstance(step, Compiled):
+            if isinstance(step, CompiledRank):
                 outputs = [np.empty(shape, dtype) for _, shape, dtype in step.gives]
                 step.artifact.runner.run([values[name] for name in step.takes], outputs)
                 values.update({name: array for (name, _, _), array in zip(step.gives, outputs, strict=True)})
@@ -217,7 +217,7 @@ def _batched(shape: tuple[int, ...], parts: int) -> tuple[int, ...]:
     return (shape[0] * parts, *shape[1:]) if shape and parts > 1 else shape
 
 
-def _cut(array: Array, kept: Kept) -> Array:
+def _cut(array: Array, kept: KeptArray) -> Array:
     """A rank's own part, in memory of its own: the module that the weights are from may be changed meanwhile."""
     return np.array(array[tuple(slice(first, first + count) for first, count in kept.place)], order="C")
 

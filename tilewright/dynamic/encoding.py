@@ -67,7 +67,7 @@ class Encoder:
         return self._rows[id(array)]
 
 
-class Decoder:
+class RecordDecoder:
     """The values again; arrays are parts of `data`, the file as it lies in memory. What is not of this form raises
     ValueError, KeyError or TypeError."""
 

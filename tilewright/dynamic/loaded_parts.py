@@ -12,12 +12,12 @@ import numpy as np
 
 from tilewright.dynamic.borders import Border
 from tilewright.dynamic.conforming import conforms, record
-from tilewright.dynamic.encoding import Decoder
+from tilewright.dynamic.encoding import RecordDecoder
 from tilewright.dynamic.model import Compiled
 from tilewright.dynamic.parts import tools_for
 from tilewright.dynamic.saved_parts import DATA, FORMAT, KIND, PARTS, PLAN
 from tilewright.dynamic.staged_model import StagedModel, Tools
-from tilewright.dynamic.stages import BODIES, Following, Stage
+from tilewright.dynamic.stages import BODIES, Following, ModelStage
 from tilewright.errors import CutError, ModelError, OutsideError, RegionError, UndecidedError
 from tilewright.ir.forms.graph import Graph
 from tilewright.options import Options
@@ -48,7 +48,7 @@ def load(
         size = (folder / DATA).stat().st_size
         data = np.memmap(folder / DATA, np.uint8, "r") if size else np.zeros(0, np.uint8)
         plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
-        return _Reader(Decoder(data), parts, tools).model(plan)
+        return _Reader(RecordDecoder(data), parts, tools).model(plan)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise damaged from error
 
@@ -93,7 +93,7 @@ def is_in_parts(manifest: str) -> bool:
 
 
 class _Reader:
-    def __init__(self, decoder: Decoder, parts: list[Compiled], tools: Tools) -> None:
+    def __init__(self, decoder: RecordDecoder, parts: list[Compiled], tools: Tools) -> None:
         self._decoder = decoder
         self._parts = parts
         self._tools = tools
@@ -121,11 +121,11 @@ class _Reader:
             raise ValueError("no table of parts")
         return table
 
-    def _stage(self, row: Mapping[str, Any]) -> Stage:
+    def _stage(self, row: Mapping[str, Any]) -> ModelStage:
         value = self._decoder.value
         told: Mapping[str, Array | list[Any] | None] = value(row["told"])
         return record(
-            Stage,
+            ModelStage,
             row["start"],
             None if row["part"] is None else self._parts[row["part"]],
             value(row["takes"]),

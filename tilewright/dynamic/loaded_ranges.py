@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.dynamic.conforming import record
-from tilewright.dynamic.encoding import Decoder
+from tilewright.dynamic.encoding import RecordDecoder
 from tilewright.dynamic.loaded_variants import loaded
 from tilewright.dynamic.model import Compiled
 from tilewright.dynamic.ranged_model import Ranged, RangedModel, RangeVariant
@@ -21,7 +21,7 @@ from tilewright.ir.forms.blocks import Blocks
 def load(folder: Path, load_variant: Callable[[Path], Compiled], *, trust: bool = False) -> RangedModel:
     """The model of a directory."""
 
-    def make(table: Any, decoder: Decoder) -> RangedModel:
+    def make(table: Any, decoder: RecordDecoder) -> RangedModel:
         return _model(folder, table, decoder, load_variant)
 
     return loaded(folder, (KIND, FORMAT), (TABLE, DATA), make, trust=trust)
@@ -32,7 +32,7 @@ def is_for_ranges(manifest: str) -> bool:
     return f'"{KIND}"' in manifest
 
 
-def _model(folder: Path, table: Any, decoder: Decoder, load_variant: Callable[[Path], Compiled]) -> RangedModel:
+def _model(folder: Path, table: Any, decoder: RecordDecoder, load_variant: Callable[[Path], Compiled]) -> RangedModel:
     value = decoder.value
     spans = tuple(record(Span, *value(row)) for row in table["spans"])
     kept = []

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tilewright.dynamic.encoding import Decoder
+from tilewright.dynamic.encoding import RecordDecoder
 from tilewright.errors import ModelError
 from tilewright.packages.directory import check_files, read_manifest
 from tilewright.packages.manifest import file_sums, unsealed
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def loaded(
-    folder: Path, kind: tuple[str, int], files: tuple[str, str], make: Callable[[Any, Decoder], T], *, trust: bool
+    folder: Path, kind: tuple[str, int], files: tuple[str, str], make: Callable[[Any, RecordDecoder], T], *, trust: bool
 ) -> T:
     """What is made of a directory's table and of the arrays beside it, which are its `files`, after a look at every
     file; nothing is compiled and nothing unpickled. `kind` is what its manifest has to say it is, and in which form."""
@@ -28,6 +28,6 @@ def loaded(
     try:
         check_files(folder, file_sums(row["files"]), trust=trust)
         arrays = np.fromfile(folder / data, np.uint8)
-        return make(json.loads((folder / table).read_text(encoding="utf-8")), Decoder(arrays))
+        return make(json.loads((folder / table).read_text(encoding="utf-8")), RecordDecoder(arrays))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise ModelError(f"'{folder}': its {table} does not fit this version; save the model again") from error

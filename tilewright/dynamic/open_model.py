@@ -18,7 +18,7 @@ from tilewright.calls.arguments import Array, as_array, bind
 from tilewright.calls.progress import log_compiled
 from tilewright.dynamic.model import Compiled, LateModel, share_weights
 from tilewright.dynamic.saved_shapes import save
-from tilewright.dynamic.variants import Extents, Kept, OpenPort, Shapes, Values, Variant
+from tilewright.dynamic.variants import Extents, KeptVariant, OpenPort, Shapes, Values, Variant
 from tilewright.errors import InputError, OptionError, TilewrightError, UndecidedError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class OpenModel(LateModel[OpenPort]):
         build: Callable[[Shapes, Values], Compiled],
         keep: int,
         reason: TilewrightError,
-        kept: Mapping[Any, Kept] | None = None,
+        kept: Mapping[Any, KeptVariant] | None = None,
         deciding: tuple[str, ...] = (),
     ) -> None:
         """`reason` says what is open, to whoever asks for what only a compiled model has; `kept` is compiled already,
@@ -63,11 +63,11 @@ class OpenModel(LateModel[OpenPort]):
         self._keep = keep
         self._reason = reason
         self._deciding: tuple[str, ...] = reason.inputs if isinstance(reason, UndecidedError) else deciding
-        self._kept: OrderedDict[Any, Kept] = OrderedDict(kept or {})
+        self._kept: OrderedDict[Any, KeptVariant] = OrderedDict(kept or {})
         self._locks = _Locks(os.getpid(), Lock(), Lock())
 
     @property
-    def kept(self) -> dict[Any, Kept]:
+    def kept(self) -> dict[Any, KeptVariant]:
         """What is compiled and kept now, by shapes and values of inputs."""
         with self._own_locks().table:
             return dict(self._kept)
@@ -136,7 +136,7 @@ class OpenModel(LateModel[OpenPort]):
             raise self._reason
         return [kept[-1].model]
 
-    def _all(self) -> list[Kept]:
+    def _all(self) -> list[KeptVariant]:
         return list(self.kept.values())
 
     def _own_locks(self) -> _Locks:
@@ -156,7 +156,7 @@ class OpenModel(LateModel[OpenPort]):
             return kept.model, values
         return kept.model, [v for name, v in zip(self._names, values, strict=True) if name not in fixed]
 
-    def _found(self, values: list[Any]) -> Kept | None:
+    def _found(self, values: list[Any]) -> KeptVariant | None:
         key = self._key(values, self._deciding)
         with self._own_locks().table:
             kept = self._kept.get(key)
@@ -173,7 +173,7 @@ class OpenModel(LateModel[OpenPort]):
                 parts += (array.dtype.str, array.tobytes())
         return tuple(parts)
 
-    def _compile(self, values: list[Any]) -> Kept:
+    def _compile(self, values: list[Any]) -> KeptVariant:
         shapes = self._checked_shapes(values)
         start = time.perf_counter()
         while True:
@@ -192,7 +192,7 @@ class OpenModel(LateModel[OpenPort]):
                     self._deciding = (*self._deciding, *more)
                     self._kept.clear()
         share_weights([model], self._held())
-        made = Kept(Variant(free, fixed, time.perf_counter() - start), model)
+        made = KeptVariant(Variant(free, fixed, time.perf_counter() - start), model)
         with self._own_locks().table:
             self._kept[self._key(values, self._deciding)] = made
             self._compiled += 1
@@ -200,7 +200,7 @@ class OpenModel(LateModel[OpenPort]):
         self._tell(made.variant, dropped)
         return made
 
-    def _tell(self, variant: Variant, dropped: Kept | None) -> None:
+    def _tell(self, variant: Variant, dropped: KeptVariant | None) -> None:
         gone = "" if dropped is None else f"; dropped what was unused for longest ({dropped.variant})"
         text = f"compiled {self._name} for {variant} in {variant.compile_seconds:.2f} s, number {self._compiled}{gone}"
         log_compiled(text, variant.compile_seconds, self._compiled <= _QUIET)

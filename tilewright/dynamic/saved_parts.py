@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from tilewright.dynamic.borders import Border
 from tilewright.dynamic.encoding import Encoder
 from tilewright.dynamic.model import Compiled
-from tilewright.dynamic.stages import Following, Stage
+from tilewright.dynamic.stages import Following, ModelStage
 from tilewright.errors import CutError, UndecidedError
 from tilewright.ir.forms.graph import Graph
 from tilewright.options import Options
@@ -86,7 +86,7 @@ class _Writer:
             "refused": value(table.refused),
         }
 
-    def _stage(self, stage: Stage) -> dict[str, Any]:
+    def _stage(self, stage: ModelStage) -> dict[str, Any]:
         value = self._encoder.value
         return {
             "start": stage.start,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tilewright.dynamic.encoding import Encoder
-from tilewright.dynamic.variants import Kept, OpenPort, Variant
+from tilewright.dynamic.variants import KeptVariant, OpenPort, Variant
 from tilewright.packages.directory import MANIFEST, sums, write_directory
 from tilewright.packages.manifest import head, sealed
 from tilewright.packages.shared import share_weights
@@ -26,7 +26,7 @@ class Open(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def kept(self) -> Mapping[Any, Kept]: ...
+    def kept(self) -> Mapping[Any, KeptVariant]: ...
     @property
     def deciding(self) -> Sequence[str]: ...
     @property

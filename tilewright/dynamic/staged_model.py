@@ -25,10 +25,10 @@ from tilewright.dynamic.stages import (
     BODIES,
     Following,
     Forms,
-    Numbers,
+    ModelStage,
     Opening,
+    PartNumbers,
     Slots,
-    Stage,
     arrays_of,
     cropped,
     is_followed,
@@ -97,7 +97,7 @@ class StagedModel(LateModel[Border]):
         self._graph = graph
         self._tools = tools
         self._first = Following() if first is None else first
-        self._last: tuple[Stage, ...] = ()
+        self._last: tuple[ModelStage, ...] = ()
         self._warned: set[str] = set()
         self._process = os.getpid()
         self._lock = Lock()
@@ -151,7 +151,7 @@ class StagedModel(LateModel[Border]):
         with self._lock:
             yield self._first
 
-    def _begin(self) -> Stage | None:
+    def _begin(self) -> ModelStage | None:
         """The first part, where all shapes are known; compiled, if it is not."""
         scope: Scope = {}
         for port in self._inputs:
@@ -192,7 +192,7 @@ class StagedModel(LateModel[Border]):
 
     def _run(self, values: Sequence[Any], ran: list[tuple[Compiled, list[Any]]] | None) -> list[Any]:
         scope: Scope = checked(self._inputs, values)
-        stages: list[Stage] = []
+        stages: list[ModelStage] = []
         seen = self._cancels
         stage, numbers = self._behind_values(self._first, None, (), scope, dict(scope), {})
         while True:
@@ -212,9 +212,9 @@ class StagedModel(LateModel[Border]):
         return [scope.get(n, None if n in absent else []) for n in self._graph.outputs]
 
     def _next(
-        self, stage: Stage, numbers: tuple[int, ...], scope: Scope, ran: list[tuple[Compiled, list[Any]]] | None,
+        self, stage: ModelStage, numbers: tuple[int, ...], scope: Scope, ran: list[tuple[Compiled, list[Any]]] | None,
         seen: int,
-    ) -> tuple[Stage, tuple[int, ...]]:  # fmt: skip
+    ) -> tuple[ModelStage, tuple[int, ...]]:  # fmt: skip
         """The part behind this one, for what was found in it, and the numbers that it leaves to the run."""
         cut, node = stage.cut, self._graph.nodes[stage.place]
         if len(stage.bodies) == 1:
@@ -232,13 +232,13 @@ class StagedModel(LateModel[Border]):
         return self._behind_values(stage.following, stage, numbers, scope, made, stage.fixed)
 
     def _behind_answer(
-        self, stage: Stage, cut: UndecidedError, left: tuple[int, ...], scope: Scope
-    ) -> tuple[Stage, tuple[int, ...]]:
+        self, stage: ModelStage, cut: UndecidedError, left: tuple[int, ...], scope: Scope
+    ) -> tuple[ModelStage, tuple[int, ...]]:
         """The part that begins with the node that asked, for the answer."""
         answer = scope[cut.itself] if cut.itself else scope.pop(ASKED)
-        numbers = Numbers.of_answer(answer, cut.most).behind(left)
+        numbers = PartNumbers.of_answer(answer, cut.most).behind(left)
 
-        def build(slots: Slots) -> Stage:
+        def build(slots: Slots) -> ModelStage:
             forms = dict(_still_open(stage, slots))
             opening = Opening(slots, forms)
             fixed = {n: a if n in forms else _filled(stage.forms, n, a, left) for n, a in stage.fixed.items()}
@@ -258,14 +258,14 @@ class StagedModel(LateModel[Border]):
         return self._found(stage.following, stage.rooms, numbers, build)
 
     def _behind_values(
-        self, table: Following, stage: Stage | None, left: tuple[int, ...], scope: Scope, made: Scope,
+        self, table: Following, stage: ModelStage | None, left: tuple[int, ...], scope: Scope, made: Scope,
         fixed: Mapping[str, Array],
-    ) -> tuple[Stage, tuple[int, ...]]:  # fmt: skip
+    ) -> tuple[ModelStage, tuple[int, ...]]:  # fmt: skip
         """The part that begins behind values that came from outside of native code, for their shapes."""
-        numbers = Numbers.of_values(made).behind(left)
+        numbers = PartNumbers.of_values(made).behind(left)
         start = 0 if stage is None else stage.place + 1
 
-        def build(slots: Slots) -> Stage:
+        def build(slots: Slots) -> ModelStage:
             forms = dict(_still_open(stage, slots))
             opening = Opening(slots, forms)
             known = fixed if stage is None else {
@@ -319,8 +319,8 @@ class StagedModel(LateModel[Border]):
     # compiling
 
     def _found(
-        self, table: Following, inherited: Sequence[Room], numbers: Numbers, build: Callable[[Slots], Stage]
-    ) -> tuple[Stage, tuple[int, ...]]:
+        self, table: Following, inherited: Sequence[Room], numbers: PartNumbers, build: Callable[[Slots], ModelStage]
+    ) -> tuple[ModelStage, tuple[int, ...]]:
         self._own_lock()
         with self._lock:
             stage = table.find(inherited, numbers, self._tools.options.variants, build, self._tell_refused)
@@ -333,7 +333,7 @@ class StagedModel(LateModel[Border]):
 
     def _built(
         self, start: int, scope: Scope, fixed: Mapping[str, Array], decided: Mapping[int, Array], opening: Opening
-    ) -> Stage:
+    ) -> ModelStage:
         """The part from a node on: to the end where it compiles whole, otherwise to where it has to be cut."""
         nodes = self._graph.nodes
         wanted = tuple(name for name in self._graph.outputs if name not in scope)
@@ -355,7 +355,7 @@ class StagedModel(LateModel[Border]):
     def _compiled_stage(
         self, start: int, place: int, scope: Scope, fixed: Mapping[str, Array], decided: Mapping[int, Array],
         opening: Opening, wanted: Mapping[str, None], cut: CutError | None, told: Mapping[str, Any] | None = None,
-    ) -> Stage:  # fmt: skip
+    ) -> ModelStage:  # fmt: skip
         nodes = self._graph.nodes
         known = {**fixed, **_arrays(told or {})}
         forms: dict[str | int, tuple[Form, ...]] = dict(opening.forms)
@@ -385,7 +385,7 @@ class StagedModel(LateModel[Border]):
             gives = tuple(port.name for port in model.outputs)
         kept = decided if place == start and cut is not None else {}
         forms = {n: f for n, f in forms.items() if isinstance(n, str) or n in kept}
-        return Stage(start, model, takes, gives, known, told or {}, cut, place, kept, bodies, opening.slots, forms)
+        return ModelStage(start, model, takes, gives, known, told or {}, cut, place, kept, bodies, opening.slots, forms)
 
     def _tell(self, part: Graph, seconds: float) -> None:
         self._compiled += 1
@@ -467,7 +467,7 @@ def _as_value(name: str, array: Array, opening: Opening) -> Value:
     return Value(name, dtype, tuple(map(int, shape)))
 
 
-def _still_open(stage: Stage | None, slots: Slots) -> Forms:
+def _still_open(stage: ModelStage | None, slots: Slots) -> Forms:
     """What follows from the numbers of the stage before, where they are left to the run again."""
     return stage.forms if stage is not None and stage.rooms and slots[0] is not None else {}
 
@@ -487,7 +487,7 @@ def _given(scope: Scope, name: str, shape: tuple[int, ...], numbers: Sequence[in
     return padded(found, shape)
 
 
-def _collect(scope: Scope, stage: Stage, numbers: Sequence[int], results: Sequence[Array]) -> None:
+def _collect(scope: Scope, stage: ModelStage, numbers: Sequence[int], results: Sequence[Array]) -> None:
     """A part's outputs under the names of the graph, the tensors of a sequence as a list."""
     for name, result in zip(stage.gives, results, strict=True):
         found = cropped(result, stage.forms.get(name), numbers)
@@ -498,7 +498,7 @@ def _collect(scope: Scope, stage: Stage, numbers: Sequence[int], results: Sequen
             scope.setdefault(sequence, []).append(found)
 
 
-def _summary(stage: Stage) -> str:
+def _summary(stage: ModelStage) -> str:
     kernels = 0 if stage.model is None else len(stage.model.calls)
     text = f"{kernels} kernel calls"
     if stage.rooms:

@@ -52,30 +52,30 @@ Refuse = Callable[[Slots, TilewrightError], None]  # told of rooms that cannot b
 
 
 @dataclass(frozen=True)
-class Numbers:
+class PartNumbers:
     """What a part is compiled for: a kind, which has to be the same, and numbers."""
 
     kind: Any
     values: tuple[int, ...] = ()
     most: int | None = None  # that each of them can be
 
-    def behind(self, left: tuple[int, ...]) -> Numbers:
+    def behind(self, left: tuple[int, ...]) -> PartNumbers:
         """With those before that the stage before leaves to the run."""
-        return Numbers(self.kind, (*left, *self.values), self.most)
+        return PartNumbers(self.kind, (*left, *self.values), self.most)
 
     @staticmethod
-    def of_answer(answer: Array, most: int | None) -> Numbers:
+    def of_answer(answer: Array, most: int | None) -> PartNumbers:
         """Elements of an array that decides shapes."""
         kind = (answer.dtype.str, answer.shape)
         if answer.dtype.kind not in "iu" or answer.size > _MOST_ELEMENTS:
-            return Numbers((*kind, answer.tobytes()))
-        return Numbers(kind, tuple(answer.ravel().tolist()), most)
+            return PartNumbers((*kind, answer.tobytes()))
+        return PartNumbers(kind, tuple(answer.ravel().tolist()), most)
 
     @staticmethod
-    def of_values(values: Mapping[str, Any]) -> Numbers:
+    def of_values(values: Mapping[str, Any]) -> PartNumbers:
         """Extents of arrays and of lists of them."""
-        return Numbers(tuple(_kind(v) for v in values.values()),
-                       tuple(n for _, array in arrays_of(values) for n in array.shape))  # fmt: skip
+        return PartNumbers(tuple(_kind(v) for v in values.values()),
+                           tuple(n for _, array in arrays_of(values) for n in array.shape))  # fmt: skip
 
 
 def _kind(value: Any) -> Any:
@@ -96,7 +96,7 @@ def arrays_of(values: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:
 
 
 @dataclass(frozen=True, eq=False)
-class Stage:
+class ModelStage:
     """A compiled part for the nodes from `start` on, and what comes after it, by what was found."""
 
     start: int
@@ -133,7 +133,7 @@ class Opening:
     def rooms(self) -> tuple[Room, ...]:
         return rooms_of(self.slots)
 
-    def own(self, inherited: int, numbers: Numbers) -> list[Form]:
+    def own(self, inherited: int, numbers: PartNumbers) -> list[Form]:
         """What stands for the numbers that no stage before has."""
         found: list[Form] = []
         place = 0
@@ -158,15 +158,15 @@ class Following:
     them differed since, and rooms that could not be compiled for."""
 
     def __init__(self) -> None:
-        self.kept: OrderedDict[Any, Stage] = OrderedDict()
+        self.kept: OrderedDict[Any, ModelStage] = OrderedDict()
         self.first: dict[Any, tuple[int, ...]] = {}
         self.differ: dict[Any, set[int]] = {}
         self.refused: set[Any] = set()
 
     def find(
-        self, inherited: Sequence[Room], numbers: Numbers, keep: int, build: Callable[[Slots], Stage],
+        self, inherited: Sequence[Room], numbers: PartNumbers, keep: int, build: Callable[[Slots], ModelStage],
         refuse: Refuse,
-    ) -> Stage:  # fmt: skip
+    ) -> ModelStage:  # fmt: skip
         """The stage for numbers, of which the first have the rooms of the stage before; built where there is none."""
         key: tuple[Any, tuple[Room | Tie | int, ...]] = (numbers.kind, numbers.values)
         slots = self._slots(inherited, numbers)
@@ -188,7 +188,7 @@ class Following:
             self.kept.popitem(last=False)
         return found
 
-    def _is_open(self, key: Any, slots: Slots, build: Callable[[Slots], Stage], refuse: Refuse) -> bool:
+    def _is_open(self, key: Any, slots: Slots, build: Callable[[Slots], ModelStage], refuse: Refuse) -> bool:
         """Whether there is a stage for all numbers in these rooms."""
         if key not in self.kept and key not in self.refused:
             try:
@@ -198,7 +198,7 @@ class Following:
                 refuse(slots, error)
         return key in self.kept
 
-    def _slots(self, inherited: Sequence[Room], numbers: Numbers) -> Slots:
+    def _slots(self, inherited: Sequence[Room], numbers: PartNumbers) -> Slots:
         """The rooms of the stage before; of the other numbers one for each that was another before, unless it follows
         from one that has a room: then and now it was as much more."""
         values = numbers.values

@@ -46,7 +46,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptVariant:
     """A variant and the model compiled for it."""
 
     variant: Variant

@@ -35,7 +35,7 @@ Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
-class Result:
+class CaseResult:
     """What became of a case: `how` it passed ("native", or the name of the fallback), or the `reason` it did not."""
 
     name: str
@@ -50,7 +50,7 @@ class Result:
 @dataclass(frozen=True)
 class Report:
     version: str  # of onnx
-    results: tuple[Result, ...]
+    results: tuple[CaseResult, ...]
     left_out: int  # cases of training, machine learning and strings
 
     @property
@@ -62,7 +62,7 @@ class Report:
         return sum(r.how == "native" for r in self.results)
 
     @property
-    def others(self) -> tuple[Result, ...]:
+    def others(self) -> tuple[CaseResult, ...]:
         return tuple(r for r in self.results if not r.has_passed)
 
     def reasons(self) -> list[tuple[str, int]]:
@@ -153,7 +153,7 @@ class _Cases:
     backend: _Backend
     tests: dict[str, unittest.TestCase]
 
-    def run(self, name: str) -> Result:
+    def run(self, name: str) -> CaseResult:
         """Natively if it can be, then with what else there is."""
         first = ""
         for fallback in (_NATIVE, *(f for f in FALLBACKS if f != _NATIVE)):
@@ -161,9 +161,9 @@ class _Cases:
             with _unimportable(_REFERENCE) if fallback == _NATIVE else contextlib.nullcontext():
                 reason = self._attempt(name)
             if not reason:
-                return Result(name, "native" if fallback == _NATIVE else fallback)
+                return CaseResult(name, "native" if fallback == _NATIVE else fallback)
             first = first or reason
-        return Result(name, reason=first)
+        return CaseResult(name, reason=first)
 
     def _attempt(self, name: str) -> str:
         test = self.tests[name]
@@ -221,10 +221,10 @@ def _difference(text: str) -> str:
 
 def _run_all(
     cases: _Cases, names: Sequence[str], jobs: int, seconds: float, tell: Progress | None
-) -> dict[str, Result]:
+) -> dict[str, CaseResult]:
     waiting = list(reversed(names))
     workers: list[_Worker] = []
-    results: dict[str, Result] = {}
+    results: dict[str, CaseResult] = {}
     try:
         while len(results) < len(names):
             while waiting and len(workers) < jobs:
@@ -267,19 +267,19 @@ class _Worker:
         self.deadline = time.monotonic() + self.seconds
         self.connection.send(name)
 
-    def result(self) -> Result | None:
+    def result(self) -> CaseResult | None:
         """What became of the case; None while it runs."""
         if self.case is None:
             return None
-        found: Result | None = None
+        found: CaseResult | None = None
         try:
             if self.connection.poll():
-                found = Result(*self.connection.recv())
+                found = CaseResult(*self.connection.recv())
             elif time.monotonic() > self.deadline:
-                found = Result(self.case, reason=f"took more than {self.seconds:g} seconds")
+                found = CaseResult(self.case, reason=f"took more than {self.seconds:g} seconds")
         except EOFError:
             self.process.join()
-            found = Result(self.case, reason=f"the process died: {_ending(self.process.exitcode)}")
+            found = CaseResult(self.case, reason=f"the process died: {_ending(self.process.exitcode)}")
         if found is None:
             return None
         self.case = None

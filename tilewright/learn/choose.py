@@ -23,12 +23,12 @@ from tilewright.runtime import Cache, content_key
 from tilewright.schedule.planner import kernel_seconds
 from tilewright.target import Target
 from tilewright.tile_graph.plan.form import Plan
-from tilewright.tune.choices import Choice, apart, with_choices
+from tilewright.tune.choices import TunedChoice, apart, with_choices
 from tilewright.tune.known import with_records
-from tilewright.tune.parts import Part
-from tilewright.tune.reader import Reader
+from tilewright.tune.parts import TunedPart
+from tilewright.tune.reader import RecordReader
 from tilewright.tune.records import Machine, RecordError, Records, read
-from tilewright.tune.subjects import Model, Subject, Trial, find_subjects
+from tilewright.tune.subjects import Subject, Trial, TunedModel, find_subjects
 
 try:
     from tilewright.learn.fit import Learned, Sample, fitted
@@ -45,10 +45,10 @@ _FEWEST = 30  # measured plans that a network learns anything from
 def choose_plan(program: Program, plan: Plan, target: Target, options: Options) -> Plan:
     """The plan with those kernels run another way of which all networks believe that it is faster."""
     learned = learned_from(options, target)
-    model = Model(program, plan, target, options.tune_arithmetic)
+    model = TunedModel(program, plan, target, options.tune_arithmetic)
     seconds = kernel_seconds(plan, program)
     whole = max(sum(seconds.values()), 1e-12)
-    choices: list[Choice] = []
+    choices: list[TunedChoice] = []
     shares: dict[int, float] = {}
     for subject in find_subjects(model):
         share = sum(seconds[name] for name in subject.kernels) / whole
@@ -64,13 +64,13 @@ def choose_plan(program: Program, plan: Plan, target: Target, options: Options) 
                         partial(_believed, learned, target))  # fmt: skip
 
 
-def _believed(learned: Learned, target: Target, part: Part) -> float | None:
+def _believed(learned: Learned, target: Target, part: TunedPart) -> float | None:
     """Seconds of a kernel, by the mean of what the networks say of its logarithm."""
     kernels = _encoded(part.program, part.own, target)
     return float(2.0 ** learned.log_seconds([kernels]).mean()) if kernels else None
 
 
-def _best(subject: Subject, learned: Learned) -> Choice | None:
+def _best(subject: Subject, learned: Learned) -> TunedChoice | None:
     """The plan that is believed to be fastest, where every network says that it is faster than the subject's own."""
     target = subject.model.target
     own = _encoded(subject.part.program, subject.part.own, target)
@@ -85,7 +85,7 @@ def _best(subject: Subject, learned: Learned) -> Choice | None:
     place = int(np.argmin(doublings.mean(0)))
     if doublings[:, place].max() >= 0:
         return None
-    return Choice(subject, trials[place][0], float(2.0 ** doublings[:, place].mean()))
+    return TunedChoice(subject, trials[place][0], float(2.0 ** doublings[:, place].mean()))
 
 
 def _trials(subject: Subject) -> Iterator[Trial]:
@@ -138,7 +138,7 @@ def _samples(records: Records, machine: Machine, path: Path) -> list[Sample]:
 
 def samples_of(records: Records, targets: Container[str]) -> Iterator[Sample]:
     """Measured plans of these machines that the fold can price."""
-    reader = Reader(records)
+    reader = RecordReader(records)
     for one in records.measurements:
         told = reader.told(one) if one.target in targets else ()
         if told:

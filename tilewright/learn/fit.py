@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tilewright.learn.encode import Encoded
-from tilewright.learn.networks import Names, Network, batch_of
+from tilewright.learn.networks import FeatureNames, Network, batch_of
 
 _MEMBERS = 4
 _STEPS, _RATE, _DECAY = 120, 4e-3, 1e-3  # of Adam
@@ -36,7 +36,7 @@ class Learned:
     """Networks of one kind that began with other weights; how far they are apart tells how far to believe them."""
 
     kind: str
-    names: Names
+    names: FeatureNames
     members: tuple[Network, ...]
 
     def log_seconds(self, plans: Sequence[Sequence[Encoded]]) -> np.ndarray:
@@ -61,7 +61,7 @@ class Learned:
             head = json.loads(arrays["head"].tobytes())
             given = head["names"]
             spreads = (tuple((m, s) for m, s in given[part]) for part in ("node_spread", "whole_spread"))
-            names = Names(tuple(given["nodes"]), tuple(given["whole"]), *spreads)
+            names = FeatureNames(tuple(given["nodes"]), tuple(given["whole"]), *spreads)
             members = []
             for number in range(head["members"]):
                 member = Network(head["kind"], names)
@@ -73,11 +73,11 @@ class Learned:
 
 def fitted(kind: str, samples: Sequence[Sample], members: int = _MEMBERS) -> Learned:
     """The same every time on one machine."""
-    names = Names.of([k for sample in samples for k in sample.kernels])
+    names = FeatureNames.of([k for sample in samples for k in sample.kernels])
     return Learned(kind, names, tuple(_member(kind, names, samples, seed) for seed in range(members)))
 
 
-def _member(kind: str, names: Names, samples: Sequence[Sample], seed: int) -> Network:
+def _member(kind: str, names: FeatureNames, samples: Sequence[Sample], seed: int) -> Network:
     plans = [sample.kernels for sample in samples]
     batch, owners = batch_of([k for kernels in plans for k in kernels], names), _owners(plans)
     measured = torch.log2(torch.tensor([s.microseconds * 1e-6 for s in samples], dtype=torch.float64))

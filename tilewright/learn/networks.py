@@ -23,7 +23,7 @@ _LONGEST = 2.0  # doublings that a kernel is corrected by, at most
 
 
 @dataclass(frozen=True)
-class Names:
+class FeatureNames:
     """Which numbers a network is told, and how they are spread: all are told as logarithms, 0 in the middle."""
 
     nodes: tuple[str, ...]
@@ -32,12 +32,12 @@ class Names:
     whole_spread: tuple[tuple[float, float], ...]
 
     @staticmethod
-    def of(kernels: Sequence[Encoded]) -> Names:
+    def of(kernels: Sequence[Encoded]) -> FeatureNames:
         nodes = tuple(sorted({name for k in kernels for node in k.nodes for name in node}))
         whole = tuple(sorted({name for k in kernels for name in k.whole}))
         all_nodes = _logarithms([node for k in kernels for node in k.nodes], nodes)
         all_whole = _logarithms([k.whole for k in kernels], whole)
-        return Names(nodes, whole, _spread(all_nodes), _spread(all_whole))
+        return FeatureNames(nodes, whole, _spread(all_nodes), _spread(all_whole))
 
 
 def _logarithms(rows: Sequence[object], names: Sequence[str]) -> np.ndarray:
@@ -74,7 +74,7 @@ class Batch:
     seconds: Tensor
 
 
-def batch_of(kernels: Sequence[Encoded], names: Names) -> Batch:
+def batch_of(kernels: Sequence[Encoded], names: FeatureNames) -> Batch:
     roots: list[int] = []
     leaves: list[int] = []
     owners: list[int] = []
@@ -116,7 +116,7 @@ def _level(depth: int, depths: Sequence[int], children: Sequence[Sequence[int]])
 
 
 class Network(nn.Module):
-    def __init__(self, kind: str, names: Names) -> None:
+    def __init__(self, kind: str, names: FeatureNames) -> None:
         super().__init__()
         self.kind = kind
         size = len(names.nodes)

@@ -21,7 +21,7 @@ class Remainder(Enum):
 
 
 @dataclass(frozen=True)
-class Piece:
+class BlockRun:
     """`trips` blocks of `size` elements from `base` (relative to the range); `lanes` of them share a vector. Only the
     first `kept` elements are inside the range, where not all are."""
 
@@ -32,7 +32,7 @@ class Piece:
     kept: int | None = None
 
 
-def pieces(extent: Range, block: int, lanes: int, way: Remainder = Remainder.LANES) -> list[Piece]:
+def pieces(extent: Range, block: int, lanes: int, way: Remainder = Remainder.LANES) -> list[BlockRun]:
     """Blocks that cover the range exactly; a vector axis ends in whole vectors, then one partly filled vector, or all
     of the rest in whole vectors where there is a way to."""
     count = extent.count
@@ -40,7 +40,7 @@ def pieces(extent: Range, block: int, lanes: int, way: Remainder = Remainder.LAN
     if known is not None:
         return _static_pieces(known, block, lanes, way)
     full = simplify(count // block)
-    result = [Piece(const(0), full, block, lanes)]
+    result = [BlockRun(const(0), full, block, lanes)]
     base = simplify(full * block)
     tail = simplify(count % block)
     last = _last_remainder(extent, block)
@@ -54,14 +54,14 @@ def pieces(extent: Range, block: int, lanes: int, way: Remainder = Remainder.LAN
         if whole is not None:
             return [*result, whole]
         if vectors:
-            result.append(Piece(base, present, vectors, lanes))
+            result.append(BlockRun(base, present, vectors, lanes))
         if last - vectors:
             result.append(_partial(simplify(base + vectors), present, last - vectors, lanes))
         return result
     return [*result, *_halving(base, tail, block, lanes)]
 
 
-def overlapping(extent: Range, block: int, lanes: int) -> list[Piece] | None:
+def overlapping(extent: Range, block: int, lanes: int) -> list[BlockRun] | None:
     """Blocks, single vectors, and a last vector that begins earlier: for results that may be computed twice, and a
     count only known at run time. None where it is known, or a tile may have less than a vector."""
     size = int(extent.size)
@@ -71,14 +71,14 @@ def overlapping(extent: Range, block: int, lanes: int) -> list[Piece] | None:
     full = simplify(extent.count // block)
     base = simplify(full * block)
     tail = simplify(extent.count % block)
-    result = [Piece(const(0), full, block, lanes)]
+    result = [BlockRun(const(0), full, block, lanes)]
     if block > lanes:
-        result.append(Piece(base, simplify(tail // lanes), lanes, lanes))
+        result.append(BlockRun(base, simplify(tail // lanes), lanes, lanes))
     over = simplify((extent.count % lanes + (lanes - 1)) // lanes)  # 1 where vectors do not end with the tile
-    return [*result, Piece(simplify(extent.count - lanes), over, lanes, lanes)]
+    return [*result, BlockRun(simplify(extent.count - lanes), over, lanes, lanes)]
 
 
-def _halving(base: Expr, tail: Expr, block: int, lanes: int) -> list[Piece]:
+def _halving(base: Expr, tail: Expr, block: int, lanes: int) -> list[BlockRun]:
     """A remainder only known at run time, in halves: each size at most once, single elements below a vector."""
     result = []
     size = 1
@@ -87,43 +87,43 @@ def _halving(base: Expr, tail: Expr, block: int, lanes: int) -> list[Piece]:
     while size >= 1:
         wide = lanes if size >= lanes else 1
         if size < lanes and lanes > 1:
-            result.append(Piece(base, tail, 1, 1))  # fewer than a vector: one by one
+            result.append(BlockRun(base, tail, 1, 1))  # fewer than a vector: one by one
             return result
-        result.append(Piece(base, simplify(tail // size), size, wide))
+        result.append(BlockRun(base, simplify(tail // size), size, wide))
         base = simplify(base + (tail // size) * size)
         tail = simplify(tail % size)
         size //= 2
     return result
 
 
-def _static_pieces(count: int, block: int, lanes: int, way: Remainder) -> list[Piece]:
+def _static_pieces(count: int, block: int, lanes: int, way: Remainder) -> list[BlockRun]:
     result = []
     full, rest = divmod(count, block)
     vectors = rest // lanes * lanes
     if full:
-        result.append(Piece(const(0), const(full), block, lanes))
+        result.append(BlockRun(const(0), const(full), block, lanes))
     whole = _in_whole_vectors(const(full * block), const(1), rest, count, lanes, way)
     if whole is not None:
         return [*result, whole]
     if vectors:
-        result.append(Piece(const(full * block), const(1), vectors, lanes))
+        result.append(BlockRun(const(full * block), const(1), vectors, lanes))
     if rest - vectors:
         result.append(_partial(const(full * block + vectors), const(1), rest - vectors, lanes))
     return result
 
 
-def _in_whole_vectors(base: Expr, trips: Expr, rest: int, count: int, lanes: int, way: Remainder) -> Piece | None:
+def _in_whole_vectors(base: Expr, trips: Expr, rest: int, count: int, lanes: int, way: Remainder) -> BlockRun | None:
     """The last `rest` of `count` elements, from `base` on; None where they fill vectors or must be taken by lanes."""
     size = -(-rest // lanes) * lanes
     if way is Remainder.LANES or rest == size:
         return None
     if way is Remainder.PADDED:
-        return Piece(base, trips, size, lanes, rest)
-    return Piece(simplify(base - (size - rest)), trips, size, lanes) if size <= count else None
+        return BlockRun(base, trips, size, lanes, rest)
+    return BlockRun(simplify(base - (size - rest)), trips, size, lanes) if size <= count else None
 
 
-def _partial(base: Expr, trips: Expr, size: int, lanes: int) -> Piece:
-    return Piece(base, trips, size, size if lanes > 1 else 1)
+def _partial(base: Expr, trips: Expr, size: int, lanes: int) -> BlockRun:
+    return BlockRun(base, trips, size, size if lanes > 1 else 1)
 
 
 def _last_remainder(extent: Range, block: int) -> int | None:

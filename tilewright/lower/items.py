@@ -38,11 +38,11 @@ class Together:
 
 
 @dataclass(frozen=True)
-class Meeting:
+class GridBarrier:
     """A barrier of all units that the kernel is handed out to."""
 
 
-Item = Work | Loop | Ahead | Together | Meeting
+Item = Work | Loop | Ahead | Together | GridBarrier
 
 
 def works(items: Sequence[Item]) -> Iterator[Work]:

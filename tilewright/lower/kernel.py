@@ -15,16 +15,16 @@ from tilewright.ir.forms.expr import Axis, Expr, const, load, lt, minimum, subst
 from tilewright.ir.forms.loops import Buffer, Kernel, Memory, Stmt
 from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.lower.access import Access, Place, global_place
-from tilewright.lower.items import Ahead, Item, Loop, Meeting, Together, works
-from tilewright.lower.live import Walk
+from tilewright.lower.items import Ahead, GridBarrier, Item, Loop, Together, works
+from tilewright.lower.live import StreamLoop
 from tilewright.lower.nesting import trip_count
-from tilewright.lower.register_block import Names
+from tilewright.lower.register_block import BufferNames
 from tilewright.tile_graph.algebra.nest import Nest, reduced_below, roots_of
 from tilewright.tile_graph.algebra.parts import between_barriers, boxes_at
 from tilewright.tile_graph.algebra.propagate import Box, Range, extent_of, propagate, whole
-from tilewright.tile_graph.algebra.rolling import Window, moving_boxes, reads_of
+from tilewright.tile_graph.algebra.rolling import RollingWindow, moving_boxes, reads_of
 from tilewright.tile_graph.algebra.streams import Carrier, Work, stream_of
-from tilewright.tile_graph.plan.form import Barrier, Leaf, Tile, TileAxis
+from tilewright.tile_graph.plan.form import Leaf, Tile, TileAxis, UnitBarrier
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Binding:
     kernel: Kernel
     arguments: tuple[str, ...]
     held: Sequence[tuple[Tensor, Place]] = ()
-    stream: Walk | None = None
+    stream: StreamLoop | None = None
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,14 @@ class KernelLowering:
         self.nests = nests
         self.layout = layout
         self.scan = scan
-        self.names = Names()
+        self.names = BufferNames()
         self.access = Access()
         self.params: list[Buffer] = []
         self.arguments: list[str] = []
         self.kept: list[Buffer] = []  # buffers of what the kernel holds
         self.held: dict[Tensor, Box] = {}  # the part of each tensor that a Tile holds
         self.begun: list[dict[Tensor, Box]] = []  # the same in the prologue of each window, before its first step
-        self.moved: dict[Tensor, tuple[Tensor, Window]] = {}  # copies inside a window's buffer
+        self.moved: dict[Tensor, tuple[Tensor, RollingWindow]] = {}  # copies inside a window's buffer
         self.staged: dict[Tensor, tuple[int, Axis]] = {}  # parts of it that are there at a time, and what walks them
         self.begins: dict[Tensor, Tensor] = {}  # by what a Scan's states are begun with: the states
         self.shifts: list[dict[Axis, Expr]] = []  # loops at another part, for what runs ahead
@@ -111,7 +111,7 @@ class KernelLowering:
                 found |= {value: nest.tensor for nest, value in values.items()}
         return [(of, self.access.read[t]) for t, of in found.items() if t in self.access.read and t.shape == of.shape]
 
-    def _walk(self) -> Walk | None:
+    def _walk(self) -> StreamLoop | None:
         """The walk over a stream of which a run may tell how much there is."""
         if self.carrier is None or self.blocks is None:
             return None
@@ -120,7 +120,7 @@ class KernelLowering:
         if limit is None or found:
             return None
         loop, size = self.blocks
-        return Walk(loop, simplify((self.access.lower(limit) + (size - 1)) // size))
+        return StreamLoop(loop, simplify((self.access.lower(limit) + (size - 1)) // size))
 
     def items(self) -> tuple[Axis, tuple[Item, ...]]:
         """The flat index of a kernel's tiles, and what one of them runs; every tensor has its place then."""
@@ -171,8 +171,8 @@ class KernelLowering:
             if isinstance(node, Leaf):
                 nest = self.by_name[node.tensor]
                 items.extend(self._leaf(node, nest, boxes[nest], limits.get(nest, {})))
-            elif isinstance(node, Barrier):
-                items.append(Meeting())
+            elif isinstance(node, UnitBarrier):
+                items.append(GridBarrier())
             elif node.over == "steps":
                 items.extend(self._steps(node, ranges))
             elif node.over in ("lanes", "warps") or not node.sizes:
@@ -266,8 +266,8 @@ class KernelLowering:
             self.begins[begun] = self.scan.states[following]
             copy = Nest((begun,), axes, (), (), None, (), (load(given, [var(a) for a in axes]),), begun.name)
             items.append(Work(copy, self._like(nest, begun.name), boxes[nest]))
-        if items and any(isinstance(n, Barrier) for n in tile.body):
-            items.append(Meeting())
+        if items and any(isinstance(n, UnitBarrier) for n in tile.body):
+            items.append(GridBarrier())
         items.append(Loop(self.scan.step, self._body(tile, ranges)))
         for following, final in self.scan.finals.items():
             nest = next(n for n in self.nests if following in n.stores)
@@ -300,7 +300,7 @@ class KernelLowering:
         return (*steps, *copies)
 
     def _begun(
-        self, tile: Tile, leaves: Sequence[Leaf], nest: Nest, window: Window, seen: Box, loop: Axis
+        self, tile: Tile, leaves: Sequence[Leaf], nest: Nest, window: RollingWindow, seen: Box, loop: Axis
     ) -> list[Work]:
         """What the first step of a window shares with the one before it, which there is not, and all that leads to it:
         windows that begin later may use the same places for it, since they begin after it."""
@@ -313,7 +313,7 @@ class KernelLowering:
         return [Work(n, x, _at(begun[n], first), prologue=len(self.begun))
                 for x in leaves for n in (self.by_name[x.tensor],) if n in begun]  # fmt: skip
 
-    def _copied(self, nest: Nest, window: Window, seen: Box) -> Work:
+    def _copied(self, nest: Nest, window: RollingWindow, seen: Box) -> Work:
         """The end of a window to its front: the same buffer, whose first element is later by what the window moves."""
         (tensor,) = nest.stores
         moved = Tensor(f"{tensor.name}@next", tensor.shape, tensor.dtype)

@@ -62,7 +62,7 @@ Limits = Mapping[Buffer, Sequence[Expr | None]]  # how far each storage axis of 
 
 
 @dataclass(frozen=True)
-class Walk:
+class StreamLoop:
     """A kernel's loop over the blocks of a stream, and the turn from which on none of them changes anything."""
 
     loop: Axis
@@ -93,7 +93,7 @@ def storage_ends(tensor: Tensor, layout: Layout, ends: Sequence[Ends | None]) ->
 
 def ended(
     kernel: Kernel, ends: Mapping[Buffer, Sequence[StorageEnd | None]],
-    held: Sequence[tuple[Place, Sequence[StorageEnd | None]]], numbers: Buffer, stream: Walk | None = None,
+    held: Sequence[tuple[Place, Sequence[StorageEnd | None]]], numbers: Buffer, stream: StreamLoop | None = None,
 ) -> Kernel:  # fmt: skip
     """The kernel with loops that end with what is needed of its outputs and of what it holds, as `numbers` tell, and
     whose `stream` ends with what there is of it; the same kernel where none does. On a GPU blocks of which nothing is
@@ -189,7 +189,7 @@ def _sum(form: Form, numbers: Buffer) -> Expr:
 class _Ending(Unroller):
     """A copy of a kernel's statements, loops ended early."""
 
-    def __init__(self, limits: Limits, kernel: Kernel, stream: Walk | None) -> None:
+    def __init__(self, limits: Limits, kernel: Kernel, stream: StreamLoop | None) -> None:
         super().__init__()
         self._stream = stream
         self.shortened = 0

@@ -26,7 +26,7 @@ class Update:
 
 
 @dataclass(frozen=True, eq=False)
-class Repeat:
+class RegionLoop:
     """A loop: what a step does, and the places of what it carries that steps update where it is."""
 
     region: Region
@@ -35,14 +35,14 @@ class Repeat:
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
+class RegionBranches:
     """Two branches, of which one runs."""
 
     region: Region
     branches: tuple[Ordered, Ordered]
 
 
-Item = Straight | Update | Repeat | Choice
+Item = Straight | Update | RegionLoop | RegionBranches
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,9 +62,9 @@ def straight_parts(sequence: Ordered) -> Iterator[Straight]:
     for item in sequence.items:
         if isinstance(item, Straight):
             yield item
-        elif isinstance(item, Repeat):
+        elif isinstance(item, RegionLoop):
             yield from straight_parts(item.body)
-        elif isinstance(item, Choice):
+        elif isinstance(item, RegionBranches):
             for branch in item.branches:
                 yield from straight_parts(branch)
 
@@ -80,10 +80,10 @@ def cut(program: Program, carried: int = 0) -> Ordered:
         first = now[0]
         if isinstance(first, Region) and first.kind == "loop":
             body = cut(first.branches[0], len(first.outputs))
-            items.append(Repeat(first, body, frozenset(_in_place(body))))
+            items.append(RegionLoop(first, body, frozenset(_in_place(body))))
         elif isinstance(first, Region):
             then, otherwise = first.branches
-            items.append(Choice(first, (cut(then), cut(otherwise))))
+            items.append(RegionBranches(first, (cut(then), cut(otherwise))))
         elif isinstance(first, Scatter):
             items.append(Update(first, first in free))
         else:

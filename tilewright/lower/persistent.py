@@ -15,7 +15,7 @@ from tilewright.ir.forms.expr import Axis, Expr, Load, const, load, rewrite, sub
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.lower.kernel import ScanView
 from tilewright.tile_graph.algebra.nest import Nest
-from tilewright.tile_graph.plan.form import Barrier, Leaf, Plan, Tile
+from tilewright.tile_graph.plan.form import Leaf, Plan, Tile, UnitBarrier
 
 
 def steps_inside(kernel: Tile) -> Tile | None:
@@ -56,11 +56,11 @@ def in_stages(plan: Plan) -> Plan:
 
 
 def _meets(tile: Tile) -> bool:
-    return any(isinstance(n, Barrier) and n.scope == "cores" for n in tile.body)
+    return any(isinstance(n, UnitBarrier) and n.scope == "cores" for n in tile.body)
 
 
 def _cut(tile: Tile) -> Tile:
-    body: list[Tile | Leaf | Barrier] = []
+    body: list[Tile | Leaf | UnitBarrier] = []
     for node in tile.body:
         if not isinstance(node, Tile):
             body.append(node)
@@ -74,17 +74,17 @@ def _cut(tile: Tile) -> Tile:
 def _stages(kernel: Tile) -> list[Tile]:
     numbers = iter(range(len(list(kernel.walk()))))
 
-    def between(body: Sequence[Tile | Leaf | Barrier]) -> list[Tile]:
-        parts: list[list[Tile | Leaf | Barrier]] = [[]]
+    def between(body: Sequence[Tile | Leaf | UnitBarrier]) -> list[Tile]:
+        parts: list[list[Tile | Leaf | UnitBarrier]] = [[]]
         for node in body:
-            if isinstance(node, Barrier):
+            if isinstance(node, UnitBarrier):
                 parts.append([])
             else:
                 parts[-1].append(node)
         return [_only(replace(kernel, name=f"{kernel.name}.{next(numbers)}", body=tuple(p))) for p in parts if p]
 
     result: list[Tile] = []
-    loose: list[Tile | Leaf | Barrier] = []
+    loose: list[Tile | Leaf | UnitBarrier] = []
     for node in kernel.body:
         if isinstance(node, Tile) and node.over == "steps":
             result += between(loose)

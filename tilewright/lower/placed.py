@@ -23,7 +23,7 @@ from tilewright.tile_graph.algebra.propagate import Range, Size, extent_of, whol
 from tilewright.tile_graph.algebra.streams import Work
 from tilewright.tile_graph.plan.form import Tile
 from tilewright.tile_graph.traffic.touch import Touch, moving_alike, touch
-from tilewright.tile_graph.traffic.traffic import Repeat, Walk
+from tilewright.tile_graph.traffic.traffic import LeafTrace, Repeat
 
 _NOWHERE = -(1 << 40)  # in place of what does not run
 _MOST_TILES = 1 << 14  # that are looked at one by one
@@ -33,7 +33,7 @@ Tree = tuple[Repeat, dict[Hashable, Memory]]  # a kernel's loops, and where each
 
 
 @dataclass(frozen=True, eq=False)
-class Spread:
+class SizeCounts:
     """How many elements of an axis the tiles have: all that occur, and how often each; candidates lie along further
     dimensions."""
 
@@ -41,17 +41,17 @@ class Spread:
     weights: Numbers
 
     @staticmethod
-    def of(counts: Numbers) -> Spread:
+    def of(counts: Numbers) -> SizeCounts:
         values, times = np.unique(counts, return_counts=True)
-        return Spread(values, times / counts.size)
+        return SizeCounts(values, times / counts.size)
 
     def mean(self, of: Callable[[Numbers], Numbers] | None = None) -> Size:
         values = self.values if of is None else of(self.values)
         found = (values * self.weights).sum(axis=0)
         return float(found) if np.ndim(found) == 0 else found
 
-    def times(self, factor: int) -> Spread:
-        return Spread(self.values * factor, self.weights)
+    def times(self, factor: int) -> SizeCounts:
+        return SizeCounts(self.values * factor, self.weights)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ class Placed:
 
     work: Work
     access: Access
-    spreads: Mapping[Axis, Spread]
+    spreads: Mapping[Axis, SizeCounts]
     grows: Mapping[Hashable, Mapping[Axis, Size]]  # by loop
     origins: Mapping[Axis, int]  # how far a part begins from that of the next tile
     follows: Mapping[Buffer, frozenset[Hashable]]  # loops with which a held buffer moves on
@@ -141,7 +141,7 @@ class _Positions:
         return int(self.evaluate(low, {axis: place})) - int(self.evaluate(low, {}))
 
 
-def tree_of(lowering: KernelLowering, walk: Callable[[Placed], Walk]) -> Tree:
+def tree_of(lowering: KernelLowering, walk: Callable[[Placed], LeafTrace]) -> Tree:
     """A kernel as loops over tiles around its leaves, and where each of its buffers is."""
     index, items = lowering.items()
     names = dict(zip(lowering.params, lowering.arguments, strict=True))
@@ -158,10 +158,10 @@ def tree_of(lowering: KernelLowering, walk: Callable[[Placed], Walk]) -> Tree:
         found = positions.everywhere(select(condition, root, _NOWHERE))
         return found[found != _NOWHERE] if (found != _NOWHERE).any() else np.zeros(1, found.dtype)
 
-    def spread(count: Expr, condition: Expr | None) -> Spread:
-        return Spread.of(np.maximum(0, wherever(count, condition)))
+    def spread(count: Expr, condition: Expr | None) -> SizeCounts:
+        return SizeCounts.of(np.maximum(0, wherever(count, condition)))
 
-    def placed(work: Work, loops: Sequence[Axis], condition: Expr | None) -> Walk:
+    def placed(work: Work, loops: Sequence[Axis], condition: Expr | None) -> LeafTrace:
         ranges = dict(zip(work.nest.axes, work.box, strict=True))
         ranges.update({a: work.limits.get(a, whole(extent_of(a.extent))) for a in work.nest.reduce_axes})
         spreads = {a: spread(r.count, condition) for a, r in ranges.items()}
@@ -175,8 +175,8 @@ def tree_of(lowering: KernelLowering, walk: Callable[[Placed], Walk]) -> Tree:
         return walk(Placed(work, lowering.access_of(work), spreads, grows, origins, follows, names,
                            partial(wherever, condition=condition), lowering.step))  # fmt: skip
 
-    def body(inner: Sequence[Item], loops: Sequence[Axis], condition: Expr | None = None) -> list[Walk | Repeat]:
-        found: list[Walk | Repeat] = []
+    def body(inner: Sequence[Item], loops: Sequence[Axis], condition: Expr | None = None) -> list[LeafTrace | Repeat]:
+        found: list[LeafTrace | Repeat] = []
         for item in inner:
             if isinstance(item, Work):
                 found.append(placed(item, loops, condition))
@@ -190,7 +190,7 @@ def tree_of(lowering: KernelLowering, walk: Callable[[Placed], Walk]) -> Tree:
                 found += [part for _, side in item.sides for part in body(side, loops)]
         return found
 
-    found: Sequence[Walk | Repeat] = body(items, ())
+    found: Sequence[LeafTrace | Repeat] = body(items, ())
     for loop, _, steps in reversed(radix):
         found = [Repeat(loop, steps, found)]
     memories: dict[Hashable, Memory] = {names.get(b, b): b.memory for b in (*lowering.params, *lowering.kept)}

@@ -21,10 +21,10 @@ from tilewright.lower.prefetch_weights import prefetch_weights
 from tilewright.lower.together import beside
 from tilewright.tile_graph.algebra.idle import idle_step
 from tilewright.tile_graph.algebra.nest import Nest
-from tilewright.tile_graph.algebra.occurrences import told_apart
+from tilewright.tile_graph.algebra.occurrences import unique_names
 from tilewright.tile_graph.algebra.propagate import extent_of
 from tilewright.tile_graph.algebra.signature import signature
-from tilewright.tile_graph.plan.form import COPIED, COPIES, Barrier, Leaf, Plan, Tile
+from tilewright.tile_graph.plan.form import COPIED, COPIES, Leaf, Plan, Tile, UnitBarrier
 from tilewright.tile_graph.traffic.held import plan_nests
 
 LowerKernel = Callable[[Tile, list[Nest], Callable[[Tensor], Layout], ScanView | None], Binding]
@@ -60,7 +60,7 @@ def lower_program(program: Program, plan: Plan, lower_kernel: LowerKernel) -> Lo
                 if kernel.is_launch:
                     _call_together(state, kernel, lower_kernel)
                     continue
-                kernel = told_apart(kernel)
+                kernel = unique_names(kernel)
                 inside = steps_inside(kernel)
                 if inside is None:
                     _call(state, kernel, lower_kernel)
@@ -148,9 +148,9 @@ def _ended(state: _State, binding: Binding, ends: Mapping[str, tuple[Ends | None
     return binding if made is kernel else Binding(made, arguments)
 
 
-def shape_of(node: Tile | Leaf | Barrier, numbers: Mapping[str, int]) -> Hashable:
+def shape_of(node: Tile | Leaf | UnitBarrier, numbers: Mapping[str, int]) -> Hashable:
     """A Tile without names and estimates: its nests by number."""
-    if isinstance(node, Barrier):
+    if isinstance(node, UnitBarrier):
         return node
     if isinstance(node, Leaf):
         return numbers[node.tensor], replace(node, tensor="", core="", epilogue=(), composed=())
@@ -185,7 +185,7 @@ def _call(state: _State, plan: Tile, lower: LowerKernel) -> None:
 
 def _call_together(state: _State, launch: Tile, lower: LowerKernel) -> None:
     """Kernels that share a launch: one call, whose blocks are numbered through."""
-    plans = [told_apart(kernel) for kernel in launch.body if isinstance(kernel, Tile)]
+    plans = [unique_names(kernel) for kernel in launch.body if isinstance(kernel, Tile)]
     nests = [plan_nests(plan, state.computes) for plan in plans]
     ends = [_ends(state, own) for own in nests]
     key = tuple((_key(state, plan, own, ()), tuple(end.values()))
@@ -223,7 +223,7 @@ def _lower_scan(state: _State, walked: Tile, plans: list[Tile], lower: LowerKern
     step = Axis("step", steps)
     view = ScanView(step, dict(scan.stacked))
     bindings = []
-    for plan in map(told_apart, plans):
+    for plan in map(unique_names, plans):
         found = plan_nests(plan, state.computes)
         _check_idle(plan, found, scan, state.program)
         nests = [at_step(n, scan.axis, step) for n in found]

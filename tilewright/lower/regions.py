@@ -27,7 +27,7 @@ from tilewright.ir.forms.loops import (
     Store,
 )
 from tilewright.ir.forms.tensor import Tensor
-from tilewright.lower.parts import Choice, Item, Ordered, Repeat, Straight, Update
+from tilewright.lower.parts import Item, Ordered, RegionBranches, RegionLoop, Straight, Update
 from tilewright.tile_graph.algebra.propagate import extent_of
 from tilewright.tile_graph.plan.form import Plan
 from tilewright.tile_graph.plan.renamed import renamed
@@ -44,7 +44,7 @@ class Lowered:
     loops: LoopProgram
 
 
-def told_apart(part: Lowered, number: int) -> Lowered:
+def unique_names(part: Lowered, number: int) -> Lowered:
     """The same with names of kernels, constants and temporaries that no other part has."""
     ports = {t.name for t in part.loops.tensors if t.role in ("input", "output")}
 
@@ -65,7 +65,7 @@ def told_apart(part: Lowered, number: int) -> Lowered:
 
 @dataclass
 class Linker:
-    """Puts parts together; each has been `told_apart`."""
+    """Puts parts together; each has had its `unique_names`."""
 
     parts: Mapping[Straight, Lowered]
     calls: list[Call] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Linker:
                 self._straight(item, ordered.program, names)
             elif isinstance(item, Update):
                 self._update(item, ordered.program, names)
-            elif isinstance(item, Repeat):
+            elif isinstance(item, RegionLoop):
                 self._repeat(item, ordered.program, names)
             else:
                 self._choice(item, ordered.program, names)
@@ -109,7 +109,7 @@ class Linker:
                 reads[tensor] = reads.get(tensor, 0) + 1
         return {
             initial: _name(output, names)
-            for item in ordered.items if isinstance(item, Repeat)
+            for item in ordered.items if isinstance(item, RegionLoop)
             for initial, output in zip(item.region.captures, item.region.outputs, strict=False)
             if initial in made and reads[initial] == 1
         }  # fmt: skip
@@ -142,7 +142,7 @@ class Linker:
         arguments = (scatter.output, *sources)
         self.calls.append(Call(name, tuple(self._named(t, around, names) for t in arguments)))
 
-    def _repeat(self, item: Repeat, around: Program, names: Names) -> None:
+    def _repeat(self, item: RegionLoop, around: Program, names: Names) -> None:
         """Steps in turn read what is carried in one place and write it to the other; it ends in the first."""
         region, (body,) = item.region, item.region.branches
         count = len(region.outputs)
@@ -163,7 +163,7 @@ class Linker:
             self._copy(source, into)
         self._land(end)
 
-    def _choice(self, item: Choice, around: Program, names: Names) -> None:
+    def _choice(self, item: RegionBranches, around: Program, names: Names) -> None:
         region = item.region
         results = {t: self._named(t, around, names) for t in region.outputs}
         taken = [self._named(t, around, names) for t in region.captures]
@@ -225,8 +225,8 @@ def _used(item: Item) -> Sequence[Tensor]:
     """What an item that is no straight part reads."""
     if isinstance(item, Update):
         return [item.scatter.initial, *(n.source for n in loads(*item.scatter.indices, item.scatter.value))]
-    assert isinstance(item, Repeat | Choice)
-    condition = () if isinstance(item, Repeat) else (item.region.condition,)  # of a loop it is the first capture
+    assert isinstance(item, RegionLoop | RegionBranches)
+    condition = () if isinstance(item, RegionLoop) else (item.region.condition,)  # of a loop it is the first capture
     return [*condition, *item.region.captures]
 
 

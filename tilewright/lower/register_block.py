@@ -12,7 +12,7 @@ from tilewright.tile_graph.algebra.propagate import extent_of
 
 
 @dataclass
-class Names:
+class BufferNames:
     """Gives unique buffer names within a kernel, and so that no element of one spells as the name of another:
     renderers write the element 1 of `row` as row_1, so the second `row` is row1."""
 
@@ -25,7 +25,7 @@ class Names:
 
 
 @dataclass(frozen=True)
-class Block:
+class RegisterBlock:
     """One register block: the value of every axis, the unrolled axes inside and the lane axis if it is vectorised."""
 
     env: dict[Axis, Expr]
@@ -35,14 +35,14 @@ class Block:
     walk: tuple[Axis, ...] = ()  # the unrolled axes in the order they are written out; empty: as they stand
     cut_lane: bool = False  # the last unrolled axis is a single lane of the accumulators' vectors
 
-    def without(self, axis: Axis, first: bool) -> Block:
+    def without(self, axis: Axis, first: bool) -> RegisterBlock:
         """The block less its first or last position along an unrolled axis."""
         shorter = Axis(axis.name, extent_of(axis.extent) - 1)
         start = 1 if first else 0
         moved = {axis: var(shorter) + start}
         env = {a: simplify(substitute(v, moved)) for a, v in self.env.items()}
         unrolled, walk = (tuple(shorter if a is axis else a for a in axes) for axes in (self.unrolled, self.walk))
-        return Block(env, unrolled, self.lane, {**self.starts, shorter: start}, walk, self.cut_lane)
+        return RegisterBlock(env, unrolled, self.lane, {**self.starts, shorter: start}, walk, self.cut_lane)
 
     def around(self, *inner: Stmt) -> tuple[Stmt, ...]:
         body: tuple[Stmt, ...] = inner

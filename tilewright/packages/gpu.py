@@ -20,9 +20,9 @@ from tilewright.runtime.emulator import Contract
 from tilewright.runtime.gpu_model import (
     EmulatedModel,
     GpuCall,
-    GpuKernel,
     GpuModelImage,
     LaunchLimits,
+    LoadedKernel,
     Resident,
     WeightCopy,
 )
@@ -178,9 +178,9 @@ def _bytes(path: Path, trust: bool) -> bytes:
 
 def _image(folder: Path, row: Mapping[str, Any], trust: bool) -> GpuModelImage:
     kernels = tuple(
-        GpuKernel(name, _bytes(folder / SOURCES / f"{name}.cu", trust).decode(), block, shared,
-                  Contract(tuple(contract["writes_all"]), tuple(contract["reads_all"]), contract["uses_all"]), is_met)
-        for name, block, shared, contract, is_met in row["kernels"]
+        LoadedKernel(name, _bytes(folder / SOURCES / f"{name}.cu", trust).decode(), block, shared,
+                     Contract(tuple(contract["writes_all"]), tuple(contract["reads_all"]), contract["uses_all"]),
+        is_met) for name, block, shared, contract, is_met in row["kernels"]
     )  # fmt: skip
     calls = tuple(
         GpuCall(name, tuple(grid), tuple(BufferRef(*ref) for ref in refs), tuple(extents), step)

@@ -51,7 +51,7 @@ _EXTERNAL = b"location"  # every tensor kept in another file has an entry of thi
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """A model as it was given, the files it lies in and what tells it apart from every other; `stamp` changes when the
     files do, or a model in memory."""
 
@@ -90,7 +90,7 @@ class StoredArtifact:
 
 def identify(
     model: Any, shapes: Shapes, target: Target, options: Options, values: Mapping[str, NDArray[Any]] | None = None
-) -> Source | None:
+) -> ModelSource | None:
     """The model's place in the cache; None where it has none: when stages are looked at, changed or left out, when
     measuring may go on, and on targets whose code is made elsewhere."""
     if options.is_tuned:
@@ -114,7 +114,7 @@ def identify(
     about = (sorted(shapes.items()), given, sorted(chosen.items()), target.describe(), this_machine().identity,
              compiler.argv, compiler.version, sys.version, _versions(), own_code())  # fmt: skip
     key = content_key("model", digest, json.dumps(about, default=str), suffix=".model")
-    return Source(model, files, key, before)
+    return ModelSource(model, files, key, before)
 
 
 def unchanged(model: Any, options: Options) -> Callable[[], None]:
@@ -129,7 +129,7 @@ def unchanged(model: Any, options: Options) -> Callable[[], None]:
     return check
 
 
-def find(source: Source, target: Target, options: Options, build: Callable[[], Artifact]) -> StoredArtifact | None:
+def find(source: ModelSource, target: Target, options: Options, build: Callable[[], Artifact]) -> StoredArtifact | None:
     """The model, loaded; None where the cache has not all of it. `build` makes again what is not stored."""
     cache = Cache(options.cache_dir)
     try:
@@ -160,7 +160,7 @@ def is_heavy(artifact: Artifact) -> bool:
     return isinstance(artifact.runner, CpuModel) and artifact.runner.weights.nbytes >= _HEAVY_BYTES
 
 
-def slimmed(source: Source, artifact: Artifact, options: Options, build: Callable[[], Artifact]) -> StoredArtifact:
+def slimmed(source: ModelSource, artifact: Artifact, options: Options, build: Callable[[], Artifact]) -> StoredArtifact:
     """A model as if it came from the cache: without every form of it, each of which holds its weights."""
     inputs, outputs = (tuple((p.name, p.dtype, p.shape) for p in side) for side in (artifact.inputs, artifact.outputs))
     return StoredArtifact(artifact.target, artifact.runner, inputs, outputs, artifact.calls, artifact.packed,
@@ -168,7 +168,7 @@ def slimmed(source: Source, artifact: Artifact, options: Options, build: Callabl
                           partial(_texts, source, artifact.target, options))  # fmt: skip
 
 
-def keep(source: Source, artifact: Artifact, options: Options, texts: Callable[[], Texts]) -> None:
+def keep(source: ModelSource, artifact: Artifact, options: Options, texts: Callable[[], Texts]) -> None:
     """Store what was made of the source, and the `texts` about it, unless its file has changed meanwhile."""
     if not isinstance(artifact.runner, CpuModel) or source.has_changed:
         return
@@ -192,7 +192,7 @@ def keep(source: Source, artifact: Artifact, options: Options, texts: Callable[[
         raise ToolError(str(error)) from error
 
 
-def _texts_key(source: Source, kind: str = "texts") -> str:
+def _texts_key(source: ModelSource, kind: str = "texts") -> str:
     return content_key(kind, source.key, suffix=".texts")
 
 
@@ -200,7 +200,7 @@ def _packed(texts: Texts) -> bytes:
     return zlib.compress(json.dumps(texts).encode(), 1)
 
 
-def _texts(source: Source, target: Target, options: Options) -> Texts | None:
+def _texts(source: ModelSource, target: Target, options: Options) -> Texts | None:
     """All of them: the explanation is written when they are first asked for, and kept from then on."""
     from tilewright.packages.explained import FORMS, explanation
 
@@ -225,7 +225,7 @@ def _texts(source: Source, target: Target, options: Options) -> Texts | None:
         raise ToolError(str(error)) from error
 
 
-def _rebuild(source: Source, build: Callable[[], Artifact]) -> Artifact:
+def _rebuild(source: ModelSource, build: Callable[[], Artifact]) -> Artifact:
     if source.has_changed:
         raise _changed(source.model)
     return build()

@@ -17,7 +17,7 @@ from tilewright.packages.directory import MANIFEST, check_files, sums, write_dir
 from tilewright.packages.inspection import EXPLANATION
 from tilewright.packages.manifest import Port, calls_from, damaged, file_sums, port_from, port_row, sealed, unsealed
 from tilewright.packages.shared import share_weights
-from tilewright.runtime.swept import Kind, Result, Round, Slices, SweptModel, Visit, device_of, opener
+from tilewright.runtime.swept import Kind, Round, Slices, SweptModel, SweptResult, Visit, device_of, opener
 from tilewright.version import VERSION
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def save_swept(artifact: Artifact, folder: Path, save_part: Callable[[Artifact, 
             "calls": [(call.kernel, call.arguments, call.step) for call in artifact.calls],
             "names": [runner.inputs, runner.outputs],
             "between": [_result_row(result) for result in runner.between.values()],
-            "constants": [_result_row(Result(n, a.shape, a.dtype)) for n, a in runner.constants.items()],
+            "constants": [_result_row(SweptResult(n, a.shape, a.dtype)) for n, a in runner.constants.items()],
             "rounds": [_round_row(each) for each in runner.rounds],
             "files": sums(place),
         }
@@ -115,9 +115,9 @@ def _model(folder: Path, row: Mapping[str, Any], about: SweptManifest, parts: Se
     for number, each in enumerate(map(_result, row["constants"])):
         data = np.fromfile(folder / CONSTANTS / str(number), np.uint8)
         constants[each.name] = data.view(each.dtype).reshape(each.shape)
-    known = {r.name: r for r in between} | {n: Result(n, a.shape, a.dtype) for n, a in constants.items()}
+    known = {r.name: r for r in between} | {n: SweptResult(n, a.shape, a.dtype) for n, a in constants.items()}
     for names, ports in ((outputs, about.outputs), (inputs, about.inputs)):
-        known |= {n: Result(n, shape, dtype.numpy) for n, (_, dtype, shape) in zip(names, ports, strict=True)}
+        known |= {n: SweptResult(n, shape, dtype.numpy) for n, (_, dtype, shape) in zip(names, ports, strict=True)}
     ends = list(accumulate((len(each["takes"]) for each in row["rounds"]), initial=0))
     if ends[-1] != len(parts):
         raise ValueError("parts that are in no sweep, or sweeps without parts")
@@ -134,14 +134,18 @@ def _round_row(given: Round) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _round(row: Mapping[str, Any], parts: Sequence[SavedPart], known: Mapping[str, Result]) -> Round:
+def _round(row: Mapping[str, Any], parts: Sequence[SavedPart], known: Mapping[str, SweptResult]) -> Round:
     """A sweep of these parts; ValueError where they do not take what it cuts for them, or what they give does not go
     where it belongs."""
     kinds, sides = [], []
     for takes, gives, part in zip(row["takes"], row["gives"], parts, strict=True):
-        results = tuple(Result(n, shape, dtype.numpy) for n, (_, dtype, shape) in zip(gives, part.outputs, strict=True))
+        results = tuple(
+            SweptResult(n, shape, dtype.numpy) for n, (_, dtype, shape) in zip(gives, part.outputs, strict=True)
+        )
         kinds.append(Kind(tuple(takes), results, opener(part.runner)))
-        sides.append([Result(n, shape, dtype.numpy) for n, (_, dtype, shape) in zip(takes, part.inputs, strict=True)])
+        sides.append(
+            [SweptResult(n, shape, dtype.numpy) for n, (_, dtype, shape) in zip(takes, part.inputs, strict=True)]
+        )
     visits = []
     for number, takes, gives in row["visits"]:
         cut = tuple(map(_cut, takes))
@@ -149,14 +153,14 @@ def _round(row: Mapping[str, Any], parts: Sequence[SavedPart], known: Mapping[st
         for at, taken in zip(cut, sides[number], strict=True):
             _check(at, known[taken.name], taken)
         for (there, own), given in zip(put, kinds[number].gives, strict=True):
-            part_of = Result(given.name, tuple(s.stop - s.start for s in own), given.dtype)
+            part_of = SweptResult(given.name, tuple(s.stop - s.start for s in own), given.dtype)
             _check(own, given, part_of)
             _check(there, known[given.name], part_of)
         visits.append(Visit(number, cut, put))
     return Round(tuple(kinds), tuple(visits))
 
 
-def _check(at: Slices, whole: Result, part: Result) -> None:
+def _check(at: Slices, whole: SweptResult, part: SweptResult) -> None:
     if whole.dtype != part.dtype or len(at) != len(whole.shape) or tuple(s.stop - s.start for s in at) != part.shape:
         raise ValueError("a part of another form")
     if any(not 0 <= s.start <= s.stop <= extent for s, extent in zip(at, whole.shape, strict=True)):
@@ -173,13 +177,13 @@ def _cut(row: Sequence[Any]) -> Slices:
     return tuple(slice(start, stop) for start, stop in row)
 
 
-def _result_row(result: Result) -> dict[str, Any]:
+def _result_row(result: SweptResult) -> dict[str, Any]:
     dtype = dtypes.by_numpy(result.dtype)
     if dtype is None:
         raise InternalError(f"a {result.dtype} has no place in a saved model")
     return port_row((result.name, dtype, result.shape))
 
 
-def _result(row: Mapping[str, Any]) -> Result:
+def _result(row: Mapping[str, Any]) -> SweptResult:
     name, dtype, shape = port_from(row)
-    return Result(name, shape, dtype.numpy)
+    return SweptResult(name, shape, dtype.numpy)

@@ -113,7 +113,7 @@ def _is_plain(metadata: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Entry:
+class GraphEntry:
     """The graph compiled for one set of sizes, with the tensors whose values were compiled in."""
 
     run: Run
@@ -134,14 +134,14 @@ class Specialised:
     held: Mapping[int, torch.Tensor]
     changed: set[int]  # places of what the graph itself changes: never compiled in
     build: Build
-    entries: dict[Any, Entry] = field(default_factory=dict)
+    entries: dict[Any, GraphEntry] = field(default_factory=dict)
     lock: Any = field(default_factory=RLock)
     told: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.sizes = [k for k, n in enumerate(_placeholders(self.graph)) if _is_open(n)]
         self.symbols = Symbols.of(_placeholders(self.graph)) if self.sizes else None
-        self.open_runs: list[tuple[OpenRun, Entry]] = []  # for all numbers in their rooms
+        self.open_runs: list[tuple[OpenRun, GraphEntry]] = []  # for all numbers in their rooms
         self.refused: set[tuple[Room, ...]] = set()  # rooms that there is no one model for
 
     def __call__(self, *args: Any) -> Sequence[Any]:
@@ -151,7 +151,7 @@ class Specialised:
             entry = self._find(key, args)
         return entry.run(args)
 
-    def _find(self, key: Any, args: Sequence[Any]) -> Entry:
+    def _find(self, key: Any, args: Sequence[Any]) -> GraphEntry:
         with self.lock:
             entry = self.entries.get(key)
             if entry is not None and entry.holds(args):
@@ -174,7 +174,7 @@ class Specialised:
             self.entries = {**kept, key: made}
             return made
 
-    def _unfreeze(self, entry: Entry, args: Sequence[Any]) -> None:
+    def _unfreeze(self, entry: GraphEntry, args: Sequence[Any]) -> None:
         """What has changed since it was compiled in: a buffer, which may do so at every call, becomes an input; a
         parameter is compiled in anew."""
         for place, tensor, version in entry.guards:
@@ -183,14 +183,14 @@ class Specialised:
                 self.changed.add(place)
         warnings.warn("tilewright: parameters have changed since they were compiled in: compiled again", stacklevel=4)
 
-    def _around(self, args: Sequence[Any]) -> Entry | None:
+    def _around(self, args: Sequence[Any]) -> GraphEntry | None:
         """What is compiled for all numbers around those of a call."""
         if self.symbols is None or not self.open_runs:
             return None
         numbers = self.symbols.numbers(args)
         return next((entry for run, entry in self.open_runs if run.has(numbers)), None)
 
-    def _opened(self, args: Sequence[Any]) -> Entry | None:
+    def _opened(self, args: Sequence[Any]) -> GraphEntry | None:
         """The graph for all numbers around those of a call; None where it is compiled for these alone."""
         rooms = None if self.symbols is None else self.symbols.rooms(args)
         if self.symbols is None or rooms is None or rooms in self.refused:
@@ -214,7 +214,7 @@ class Specialised:
         seconds = time.perf_counter() - start
         told = " and ".join(f"{room.low} to {room.high}" for room in rooms)
         log_compiled(f"compiled a graph of torch.compile for sizes {told}, in {seconds:.2f} s", seconds)
-        made = Entry(run, tuple((place, x, x._version) for place, x in constants.items()))
+        made = GraphEntry(run, tuple((place, x, x._version) for place, x in constants.items()))
         self.open_runs.append((run, made))
         return made
 
@@ -226,7 +226,7 @@ class Specialised:
             and not x.is_inference()
         }  # fmt: skip
 
-    def _compiled(self, args: Sequence[Any]) -> Entry:
+    def _compiled(self, args: Sequence[Any]) -> GraphEntry:
         constants = self._constants(args)
         # with sizes as symbols every node is traced again with numbers
         graph = _with_numbers(self.graph, args) if self.sizes else copied(self.graph)
@@ -241,14 +241,14 @@ class Specialised:
             # a mistake of ours is no reason for the user's program to end
             line = (str(error).splitlines() or [type(error).__name__])[0]
             self._warn(f"a graph of {_operations(count)}, by a mistake of tilewright: {line}; please report it")
-            return Entry(lambda given: self.graph(*given), ())
+            return GraphEntry(lambda given: self.graph(*given), ())
         seconds = time.perf_counter() - start
         shapes = [x.shape for place, x in enumerate(args) if isinstance(x, torch.Tensor) and place not in constants]
         told = ", ".join("x".join(map(str, shape)) or "scalar" for shape in shapes[:MOST_TOLD])
         more = f" and {len(shapes) - MOST_TOLD} more" if len(shapes) > MOST_TOLD else ""
         log_compiled(f"compiled a graph of torch.compile, {_operations(count)} on {told or 'nothing'}{more}, in "
                      f"{seconds:.2f} s", seconds)  # fmt: skip
-        return Entry(run, guards)
+        return GraphEntry(run, guards)
 
     def _tell(self, missing: Mapping[str, Sequence[fx.Node]]) -> None:
         """One line: how many operations there are of what kind, and what the first row says that declined."""

@@ -23,7 +23,7 @@ MOST_SHAPES = 16  # models kept at once; the oldest goes first
 
 
 @dataclass(frozen=True)
-class Entry:
+class ModuleEntry:
     """The module compiled for one set of shapes."""
 
     exported: Exported
@@ -51,7 +51,7 @@ class CompiledModule:
         self._module = module
         self._build = build
         self._most = most_shapes
-        self._entries: dict[Any, Entry] = {}
+        self._entries: dict[Any, ModuleEntry] = {}
         self._lock = RLock()
         self._compilations = 0
         self._strides_matter = False  # what is a view of an argument may depend on how that lies in memory
@@ -129,7 +129,9 @@ class CompiledModule:
         strides = _strides(leaves) if self._strides_matter else ()
         return (*_key(leaves, structure), strides, overlap_groups(leaves) if self._overlaps_matter else ())
 
-    def _find(self, leaves: Sequence[Any], structure: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Entry:
+    def _find(
+        self, leaves: Sequence[Any], structure: Any, args: Sequence[Any], named: Mapping[str, Any]
+    ) -> ModuleEntry:
         with self._lock:
             key = self._key(leaves, structure)
             entry = self._entries.get(key)
@@ -229,13 +231,13 @@ def _check_apart(exported: Exported, leaves: Sequence[Any]) -> None:
             )
 
 
-def _compiled(exported: Exported, build: Build) -> Entry:
+def _compiled(exported: Exported, build: Build) -> ModuleEntry:
     versions = tuple((t, t._version) for t in exported.constants if not t.is_inference())
     call = TensorCall(build(exported.graph)) if exported.graph.outputs else None
-    return Entry(exported, call, versions)
+    return ModuleEntry(exported, call, versions)
 
 
-def _call(entry: Entry, leaves: Sequence[Any]) -> Any:
+def _call(entry: ModuleEntry, leaves: Sequence[Any]) -> Any:
     exported = entry.exported
     tensors = [p.tensor(leaves, ()) for p in exported.inputs]
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):

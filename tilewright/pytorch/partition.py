@@ -15,7 +15,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from tilewright.errors import UnsupportedError
 from tilewright.frontend.pytorch.aliases import laid_out, shared_outputs
-from tilewright.frontend.pytorch.fx import Parts, is_check, make_graph, uncovered, why_uncovered
+from tilewright.frontend.pytorch.fx import FxParts, is_check, make_graph, uncovered, why_uncovered
 from tilewright.frontend.pytorch.higher_order import is_control, is_loop, operands, returned
 from tilewright.ir.forms.graph import Graph
 from tilewright.pytorch.calls import Build, TensorCall
@@ -104,7 +104,7 @@ def _why_no_code(node: fx.Node, build: Build) -> str | None:
     outputs = parts or ([node] if isinstance(node.meta.get("val"), torch.Tensor) else [])
     inputs = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
     try:
-        build(make_graph(Parts([node, *parts], inputs, outputs, {})))
+        build(make_graph(FxParts([node, *parts], inputs, outputs, {})))
     except UnsupportedError as error:
         return str(error)
     return None
@@ -128,7 +128,7 @@ def _whole_graph(module: fx.GraphModule, constants: Constants) -> _Whole | None:
         return None
     inputs = [n for n in placeholders if n.users.keys() - {_output(module)} and n not in constants]
     used = {n: array for n, array in constants.items() if n.users}
-    graph = make_graph(Parts(nodes, inputs, results, used))
+    graph = make_graph(FxParts(nodes, inputs, results, used))
     return _Whole(graph, [placeholders.index(n) for n in inputs], results)
 
 
@@ -176,9 +176,7 @@ class _Part(torch.nn.Module):
         return results[0] if self.single else results
 
 
-def _mixed(
-    module: fx.GraphModule, constants: Constants, apart: set[fx.Node], controls: set[str], build: Build
-) -> Run:
+def _mixed(module: fx.GraphModule, constants: Constants, apart: set[fx.Node], controls: set[str], build: Build) -> Run:
     """Parts compiled one by one, with PyTorch in between. `apart` belong to no part; of these, `controls` are names of
     branches and loops, which are compiled by themselves."""
     values = {n.name: array for n, array in constants.items()}
@@ -221,7 +219,7 @@ def _control(node: fx.Node, values: Mapping[str, np.ndarray], build: Build) -> t
     inputs = operands(node) if is_loop(node) else [n for n in node.all_input_nodes if n.op != "get_attr"]
     constants = {n: values[n.name] for n in inputs if n.name in values}
     open_inputs = list(dict.fromkeys(n for n in inputs if n not in constants))
-    made = make_graph(Parts([node, *results.values()], open_inputs, list(results.values()), constants))
+    made = make_graph(FxParts([node, *results.values()], open_inputs, list(results.values()), constants))
     return _Control(TensorCall(build(made)), [inputs.index(n) for n in open_inputs], list(results))
 
 
@@ -254,7 +252,7 @@ def _part(call: fx.Node, part: fx.GraphModule, values: Mapping[str, np.ndarray],
         return None
     inputs = [n for n in placeholders if n not in constants]
     try:
-        model = build(make_graph(Parts(nodes, inputs, results, constants)))
+        model = build(make_graph(FxParts(nodes, inputs, results, constants)))
     except UnsupportedError:
         return None
     return _Part(TensorCall(model), [placeholders.index(n) for n in inputs], single)

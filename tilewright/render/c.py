@@ -34,7 +34,7 @@ from tilewright.render import c_bytes, c_convert, c_guarded, c_math, c_part, c_t
 from tilewright.render.c_address import constants, element_name, flat, lane_stride, whole_vector
 from tilewright.render.c_chains import RegisterCall, calls_together
 from tilewright.render.c_expressions import CExpressions
-from tilewright.render.c_scope import Scope
+from tilewright.render.c_scope import LoopScope
 from tilewright.render.c_text import (
     TYPES,
     element_type,
@@ -75,7 +75,9 @@ class CKernel(CExpressions):
         self.lines.append(outermost)
         self.block(self.kernel.body)
         head = f"void {self.kernel.name}({_ARGUMENTS}) {{\n"
-        lines = [line for part in self.lines for line in (part.declarations if isinstance(part, Scope) else (part,))]
+        lines = [
+            line for part in self.lines for line in (part.declarations if isinstance(part, LoopScope) else (part,))
+        ]
         instructions = "".join(once(text) for text in self.used_instructions if text)
         called, statements = self.called_functions("\n".join(lines))
         body = instructions + self.vector_types() + called + head + statements + "\n}\n"

@@ -23,8 +23,8 @@ from tilewright.render.c_address import (
     lane_stride,
     whole_vector,
 )
-from tilewright.render.c_guarded import Run, rest_of, run_of
-from tilewright.render.c_long import Parts, is_harmless, is_short
+from tilewright.render.c_guarded import LaneRun, rest_of, run_of
+from tilewright.render.c_long import ExprParts, is_harmless, is_short
 from tilewright.render.c_scalars import CScalars
 from tilewright.render.c_text import (
     INFIX,
@@ -70,7 +70,7 @@ class CExpressions(CScalars):
         assert self.lane is not None
         done: dict[Expr, str | None] = {}
         certain = self.always_evaluated(value) if hold else set()
-        self.parts = parts = Parts(value, self.computes_both)
+        self.parts = parts = ExprParts(value, self.computes_both)
         long = False
         stack = [value]
         while stack:
@@ -352,7 +352,7 @@ class CExpressions(CScalars):
         mask = f"{c_guarded.inside_name(vector_name(whole, lanes))}({', '.join(self.ends(inside))})"
         return f"tw_select_{vector_name(node.dtype, lanes)}({mask}, {taken}, {left})"
 
-    def side(self, value: Expr, run: Run | None) -> str | None:
+    def side(self, value: Expr, run: LaneRun | None) -> str | None:
         """One side of a choice, right on the lanes of its run; without a run only what may be computed anywhere."""
         free = is_harmless(value)
         if not free and (run is None or not self.depends(value)):
@@ -371,7 +371,7 @@ class CExpressions(CScalars):
         self.used_vectors.add((value.dtype, self.width))
         return self.named(whole, vector_name(value.dtype, self.width))
 
-    def ends(self, run: Run) -> tuple[str, str]:
+    def ends(self, run: LaneRun) -> tuple[str, str]:
         first, last = (self.value(end) for end in run.ends(self.count))
         given = " && ".join(self.value(each) for each in run.given)
         return first, f"(({given}) ? ({last}) : 0)" if given else last

@@ -18,26 +18,26 @@ from tilewright.render.c_address import lane_stride
 
 
 @dataclass(frozen=True)
-class Run:
+class LaneRun:
     """Lanes that are at least every `first` and less than every `last`, where all that is `given` holds."""
 
     first: tuple[Expr, ...] = ()
     last: tuple[Expr, ...] = ()
     given: tuple[Expr, ...] = ()
 
-    def within(self, other: Run | None) -> Run:
+    def within(self, other: LaneRun | None) -> LaneRun:
         if other is None:
             return self
-        return Run(self.first + other.first, self.last + other.last, self.given + other.given)
+        return LaneRun(self.first + other.first, self.last + other.last, self.given + other.given)
 
     def ends(self, lanes: int) -> tuple[Expr, Expr]:
         """The first lane, and the one behind the last, as far as they are lanes at all."""
         return simplify(reduce(maximum, (const(0), *self.first))), simplify(reduce(minimum, (const(lanes), *self.last)))
 
 
-def run_of(condition: Expr, lane: Axis) -> Run | None:
+def run_of(condition: Expr, lane: Axis) -> LaneRun | None:
     """The lanes for which a condition holds, if it compares places alone and they are a run."""
-    found = Run()
+    found = LaneRun()
     stack = [condition]
     while stack:
         node = stack.pop()
@@ -51,7 +51,7 @@ def run_of(condition: Expr, lane: Axis) -> Run | None:
     return found
 
 
-def rest_of(condition: Expr, lane: Axis) -> Run | None:
+def rest_of(condition: Expr, lane: Axis) -> LaneRun | None:
     """The lanes for which a condition does not hold: a run where it is a single comparison."""
     if is_op(condition, "not"):
         return run_of(condition.args[0], lane)
@@ -60,9 +60,9 @@ def rest_of(condition: Expr, lane: Axis) -> Run | None:
     return _below(condition.args[1], condition.args[0], 0, lane) if is_op(condition, "le") else None
 
 
-def _compared(node: Expr, lane: Axis) -> Run | None:
+def _compared(node: Expr, lane: Axis) -> LaneRun | None:
     if lane not in node.axes:
-        return None if node.reads else Run(given=(node,))
+        return None if node.reads else LaneRun(given=(node,))
     if is_op(node, "not"):
         return rest_of(node.args[0], lane)
     if is_op(node, "lt"):
@@ -70,7 +70,7 @@ def _compared(node: Expr, lane: Axis) -> Run | None:
     return _below(node.args[0], node.args[1], 1, lane) if is_op(node, "le") else None
 
 
-def _below(a: Expr, b: Expr, slack: int, lane: Axis) -> Run | None:
+def _below(a: Expr, b: Expr, slack: int, lane: Axis) -> LaneRun | None:
     """The lanes with a < b + slack."""
     if a.dtype is not dtypes.index or a.reads or b.reads:
         return None
@@ -80,8 +80,8 @@ def _below(a: Expr, b: Expr, slack: int, lane: Axis) -> Run | None:
         return None
     still = Linear({t: c for t, c in gap.terms.items() if t is not var(lane)}, gap.constant + slack).expr()
     if step > 0:
-        return Run(first=((still * -1) // step + 1,))
-    return Run(last=((still - 1) // -step + 1,))
+        return LaneRun(first=((still * -1) // step + 1,))
+    return LaneRun(last=((still - 1) // -step + 1,))
 
 
 def has_runs(dtype: DType, lanes: int) -> bool:

@@ -21,7 +21,7 @@ _SHORT = 40  # of one that is used more than once in a long text: less than a ca
 
 
 @dataclass(frozen=True, eq=False)
-class Parts:
+class ExprParts:
     """What of an expression may be computed before it, by the choices that have both of their sides computed.
 
     An expression may stand inside another one, by lanes or on all of them: in the place of its node `inside`.
@@ -29,7 +29,7 @@ class Parts:
 
     root: Expr
     both: Callable[[Op], bool] = lambda _: False
-    around: Parts | None = None
+    around: ExprParts | None = None
     inside: Expr | None = None
 
     @cached_property
@@ -99,9 +99,9 @@ class LongValues:
     fresh: Callable[[str], str]
     scalar_node: Callable[[Expr, dict[Expr, str]], str]
 
-    def value(self, root: Expr, around: Parts | None = None, inside: Expr | None = None) -> str:
+    def value(self, root: Expr, around: ExprParts | None = None, inside: Expr | None = None) -> str:
         """A scalar for the statement that is written next, in the place of a node of a vector or by itself."""
-        parts = Parts(root, around=around, inside=inside)
+        parts = ExprParts(root, around=around, inside=inside)
         known = self.scopes.inner.texts
         texts: dict[Expr, str] = {}
         stack = [root]

@@ -10,9 +10,9 @@ from tilewright.ir.forms.expr import Axis, Const, Expr, Load, Op, State, Symbol,
 from tilewright.ir.forms.loops import Alloc, Buffer, Kernel, Memory, statements
 from tilewright.render import c_bytes, c_convert, c_math
 from tilewright.render.c_address import constants, element_name, flat, lane_buffers
-from tilewright.render.c_guarded import Run
-from tilewright.render.c_long import LongValues, Parts
-from tilewright.render.c_scope import Scope, Scopes
+from tilewright.render.c_guarded import LaneRun
+from tilewright.render.c_long import ExprParts, LongValues
+from tilewright.render.c_scope import LoopScope, Scopes
 from tilewright.render.c_text import (
     DIVISIONS,
     WRAPPING,
@@ -31,7 +31,7 @@ class CScalars(LongValues):
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self.lines: list[str | Scope] = []
+        self.lines: list[str | LoopScope] = []
         self.depth = 1
         self.names: dict[Axis, str] = {}
         self.taken: dict[str, int] = {}
@@ -42,7 +42,7 @@ class CScalars(LongValues):
         # loops of several widths, and is a vector of its own in each
         self.held: dict[tuple[Expr, int], str] = {}
         self.lane: Axis | None = None
-        self.parts: Parts | None = None  # of the vector expression being written
+        self.parts: ExprParts | None = None  # of the vector expression being written
         self.lane_buffers = lane_buffers(kernel)
         self.used_math: dict[tuple[str, int], set[str]] = {}
         self.used_vectors: set[tuple[DType, int]] = set()
@@ -50,7 +50,7 @@ class CScalars(LongValues):
         self.used_squares: set[tuple[DType, int]] = set()
         self.used_packings: set[c_bytes.Packing] = set()
         self.used_parts: set[tuple[DType, int]] = set()
-        self.live: Run | None = None  # the lanes that what is being written is used on; nothing is read for others
+        self.live: LaneRun | None = None  # the lanes that what is being written is used on; nothing is read for others
         self.used_runs: set[tuple[DType, int]] = set()
         self.used_insides: set[tuple[DType, int]] = set()
         self.used_slices: set[tuple[DType, int, int, int]] = set()  # lanes of a vector, of its part, and from which on

@@ -14,7 +14,7 @@ _Group = tuple[tuple[Expr, int], ...]
 
 
 @dataclass(eq=False)
-class Scope:
+class LoopScope:
     """The body of a loop: declarations at its start, and what is known by name or text inside."""
 
     depth: int
@@ -30,15 +30,15 @@ class Scopes:
     def __init__(self, spell: Callable[[Expr], str], fresh: Callable[[str], str]) -> None:
         self.spell = spell
         self.fresh = fresh
-        self.stack: list[Scope] = []
-        self.of_axis: dict[Axis, Scope] = {}
+        self.stack: list[LoopScope] = []
+        self.of_axis: dict[Axis, LoopScope] = {}
 
     @property
-    def inner(self) -> Scope:
+    def inner(self) -> LoopScope:
         return self.stack[-1]
 
-    def open(self, indent: int, *axes: Axis) -> Scope:
-        scope = Scope(len(self.stack), indent)
+    def open(self, indent: int, *axes: Axis) -> LoopScope:
+        scope = LoopScope(len(self.stack), indent)
         self.stack.append(scope)
         self.bind(*axes)
         return scope
@@ -64,7 +64,7 @@ class Scopes:
         known = self.inner.sums.get(key)
         if known is not None:
             return known
-        parts: dict[Scope, list[tuple[Expr, int]]] = {}
+        parts: dict[LoopScope, list[tuple[Expr, int]]] = {}
         loose: list[tuple[Expr, int]] = []
         for term, coefficient in key:
             scope = self._home(term)
@@ -77,7 +77,7 @@ class Scopes:
         self.inner.sums[key] = text
         return text
 
-    def _declared(self, scope: Scope, outer: str, group: _Group) -> str:
+    def _declared(self, scope: LoopScope, outer: str, group: _Group) -> str:
         if not outer and len(group) == 1 and isinstance(group[0][0], Var) and group[0][1] == 1:
             return self.spell(group[0][0])
         key = (outer, group)
@@ -95,7 +95,7 @@ class Scopes:
             text = piece if not text else f"{text} {'+' if coefficient > 0 else '-'} {piece}"
         return text
 
-    def _home(self, term: Expr) -> Scope | None:
+    def _home(self, term: Expr) -> LoopScope | None:
         """The outermost loop body that may compute the term; None when only the statement itself may."""
         if any(a not in self.of_axis for a in term.axes) or not _total(term):
             return None

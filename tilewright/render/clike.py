@@ -120,7 +120,7 @@ class Dialect:
     narrow_index: bool = False  # compute int64 values that provably fit in 32 bits as int
 
 
-class Names:
+class Identifiers:
     """Distinct identifiers for the axes, buffers and temporaries of one function."""
 
     def __init__(self, reserved: frozenset[str] = frozenset()) -> None:
@@ -155,7 +155,7 @@ def row_major(shape: tuple[Extent, ...], indices: tuple[Expr, ...]) -> Expr:
 class ExprPrinter:
     """Prints expressions; nodes bound to a temporary print as its name."""
 
-    def __init__(self, dialect: Dialect, names: Names) -> None:
+    def __init__(self, dialect: Dialect, names: Identifiers) -> None:
         self.dialect = dialect
         self.names = names
         self.bound: dict[Expr, str] = {}

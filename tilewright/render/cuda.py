@@ -45,8 +45,8 @@ from tilewright.render.clike import (
     Division,
     ExprPrinter,
     Function,
+    Identifiers,
     Infix,
-    Names,
     Reinterpretation,
     axis_is_narrow,
 )
@@ -246,7 +246,7 @@ class _Writer:
     block_axes: dict[Axis, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.names = Names(_RESERVED)
+        self.names = Identifiers(_RESERVED)
         self.printer = CudaPrinter(CUDA, self.names)
         beside = loops_over_blocks(self.kernel)
         if len(beside) < 2:

@@ -10,7 +10,7 @@ from tilewright.ir.forms.compute import Compute, all_computes, reads
 from tilewright.report.model_view import ModelView, bytes_of, computes_of
 from tilewright.schedule.fuse import why_not_in_registers
 from tilewright.schedule.planner import parts_of
-from tilewright.schedule.trials import Trial, Trials
+from tilewright.schedule.trials import JoinTrial, Trials
 from tilewright.target import Target
 from tilewright.tile_graph.plan.form import Leaf, Tile
 from tilewright.tile_graph.traffic.residence import reuse_distances
@@ -34,8 +34,8 @@ class Neighbours:
                 for name in dict.fromkeys(t.name for c in self._inside(leaf) for t in reads(c)):
                     self._readers.setdefault(name, []).append((kernel, leaf))
         self._trials = Trials(view.program, view.plan, target)
-        self._tried: dict[tuple[str, str, str], Trial] = {}
-        self._near: dict[tuple[str, str], Trial | None] = {}
+        self._tried: dict[tuple[str, str, str], JoinTrial] = {}
+        self._near: dict[tuple[str, str], JoinTrial | None] = {}
         self._alone = {kernel.name for kernel, steps in view.plan.launches() if steps is None}
         self._distances = reuse_distances(_units(view.plan.body), all_computes(view.program))
         self._kept = frozenset(t for part in parts_of(view.program) for t in part.kept)
@@ -93,7 +93,7 @@ class Neighbours:
         passing, room = (f"{n / 1e6:.3g} MB" for n in (self._distances[tensor], self._target.shared_room))
         return f"{passing} pass before it is read for the last time, and {room} stay"
 
-    def _trial(self, kernel: Tile, leaf: Leaf, other: Tile) -> Trial:
+    def _trial(self, kernel: Tile, leaf: Leaf, other: Tile) -> JoinTrial:
         """What the two would cost as one kernel and as two; known once for all pairs that share it."""
         key = (kernel.name, leaf.tensor if other is kernel else "", other.name)
         if key not in self._tried:
@@ -105,7 +105,7 @@ class Neighbours:
             return replace(self._tried[key], reason=f"schedule {schedule} joins no kernels")
         return self._tried[key]
 
-    def _nearer(self, kernel: Tile, leaf: Leaf) -> Trial | None:
+    def _nearer(self, kernel: Tile, leaf: Leaf) -> JoinTrial | None:
         """The same kernel with what a leaf stores nearer; those of a Scan's steps are not looked at."""
         if self._view.plan.schedule != "connected" or kernel.name not in self._alone or leaf.tensor not in kernel.held:
             return None

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from tilewright.ir.forms.compute import Reduce
 from tilewright.ir.forms.mesh import Mesh
-from tilewright.ir.forms.sharded import Exchange, Piece, Sharded, Stage
+from tilewright.ir.forms.sharded import Exchange, PipelineStage, Sharded, ShardedCompute
 from tilewright.ir.text.sharded import cuts_text, spread_text
 from tilewright.tile_graph.sharding.routes import sent_bytes
 from tilewright.transform.spmd import rank_program
@@ -39,7 +39,7 @@ def ranks_text(sharded: Sharded) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _links(stage: Stage) -> Iterator[str]:
+def _links(stage: PipelineStage) -> Iterator[str]:
     """By mesh axis, what a rank sends in one run."""
     for axis, (name, _) in enumerate(stage.mesh.axes):
         steps = [s for s in stage.steps if isinstance(s, Exchange) and s.axis == axis]
@@ -52,16 +52,16 @@ def _links(stage: Stage) -> Iterator[str]:
         yield f"from stages before: {', '.join(s.tensor.name for s in taken)}"
 
 
-def _steps(stage: Stage) -> Iterator[str]:
+def _steps(stage: PipelineStage) -> Iterator[str]:
     """Exchanges one by one, and between them computes that are cut alike as one line each."""
     for is_exchange, steps in groupby(stage.steps, lambda s: isinstance(s, Exchange)):
         if is_exchange:
             yield from (_exchange(s, stage.mesh) for s in steps if isinstance(s, Exchange))
         else:
-            yield from _pieces([s for s in steps if isinstance(s, Piece)], stage.mesh)
+            yield from _pieces([s for s in steps if isinstance(s, ShardedCompute)], stage.mesh)
 
 
-def _pieces(pieces: Sequence[Piece], mesh: Mesh) -> Iterator[str]:
+def _pieces(pieces: Sequence[ShardedCompute], mesh: Mesh) -> Iterator[str]:
     for gives, group in groupby(pieces, lambda p: spread_text(p.gives, mesh)):
         found = list(group)
         sums = [p for p in found if isinstance(p.compute, Reduce)]
@@ -86,7 +86,5 @@ def bytes_text(size: int) -> str:
     return f"{size} bytes"
 
 
-def _range(stage: Stage) -> str:
+def _range(stage: PipelineStage) -> str:
     return f"{stage.ranks.start}" if stage.mesh.ranks == 1 else f"{stage.ranks.start} to {stage.ranks.stop - 1}"
-
-

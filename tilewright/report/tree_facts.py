@@ -7,15 +7,15 @@ from math import prod
 from typing import Any
 
 from tilewright.report.model_view import ModelView, bytes_of, origins
-from tilewright.tile_graph.algebra.occurrences import base_name, told_apart
+from tilewright.tile_graph.algebra.occurrences import base_name, unique_names
 from tilewright.tile_graph.algebra.propagate import Box
-from tilewright.tile_graph.plan.form import Barrier, Hold, Leaf, Tile
+from tilewright.tile_graph.plan.form import Hold, Leaf, Tile, UnitBarrier
 from tilewright.tile_graph.traffic.held import boxes_of, plan_nests
 
 
 def tree_facts(kernel: Tile, view: ModelView) -> dict[str, Any]:
     """A Tile with all below it; sizes of axes by name, each with the extent it is cut from."""
-    whole = told_apart(view.trees[kernel.name])
+    whole = unique_names(view.trees[kernel.name])
     boxes = {nest.tensor.name: box for nest, box in boxes_of(whole, plan_nests(whole, view.by_name)).items()}
     return _tile(whole, {}, boxes, view)
 
@@ -37,9 +37,9 @@ def _tile(tile: Tile, around: Mapping[str, int], boxes: Mapping[str, Box], view:
 
 
 def _node(
-    node: Tile | Leaf | Barrier, around: Mapping[str, int], boxes: Mapping[str, Box], view: ModelView
+    node: Tile | Leaf | UnitBarrier, around: Mapping[str, int], boxes: Mapping[str, Box], view: ModelView
 ) -> dict[str, Any]:
-    if isinstance(node, Barrier):
+    if isinstance(node, UnitBarrier):
         return {"kind": "barrier", "text": f"barrier of all {node.scope}"}
     return _tile(node, around, boxes, view) if isinstance(node, Tile) else _leaf(node, boxes, view)
 

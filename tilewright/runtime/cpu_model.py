@@ -23,7 +23,7 @@ from tilewright.runtime.cache import Cache
 from tilewright.runtime.ownership import load_library
 from tilewright.runtime.permissions import request
 from tilewright.runtime.source_files import files
-from tilewright.runtime.toolchain import OWN, Compiler, Machine, ObjectCompiler, Progress, link
+from tilewright.runtime.toolchain import OWN, Compiler, NativeMachine, ObjectCompiler, Progress, link
 from tilewright.runtime.weights import (
     WEIGHT_ALIGNMENT,
     MappedWeights,
@@ -83,7 +83,7 @@ class BufferRef:
 
 
 @dataclass(frozen=True)
-class Stage:
+class KernelStage:
     """One kernel over independent tiles. barrier_before=False: needs nothing from the stages since the last barrier.
 
     balance: "static" gives every worker one run of neighbouring tiles, which others take over only from a worker that
@@ -110,7 +110,7 @@ class KeptWeights:
 
 
 @dataclass(frozen=True)
-class Jump:
+class DriverJump:
     """In front of a stage, or behind the last, the run goes on in front of another: always, or where a byte is 0. Those
     in front of one stage are looked at in order; at the target from number `next` on."""
 
@@ -125,7 +125,7 @@ class ModelImage:
     """Everything that makes a model: kernels (name to C source), stages in order, and what their buffers refer to."""
 
     kernels: Mapping[str, str]
-    stages: tuple[Stage, ...]
+    stages: tuple[KernelStage, ...]
     input_bytes: tuple[int, ...]
     output_bytes: tuple[int, ...]
     weights: Weights = b""
@@ -134,7 +134,7 @@ class ModelImage:
     kept: tuple[KeptWeights, ...] = ()
     denormals: Denormals = "flush"
     permissions: tuple[str, ...] = ()  # that the system grants when asked (see `permissions`)
-    jumps: tuple[Jump, ...] = ()  # by stage
+    jumps: tuple[DriverJump, ...] = ()  # by stage
 
     def __post_init__(self) -> None:
         for name in self.kernels:
@@ -157,7 +157,7 @@ class ModelImage:
                 raise ModelImageError(f"kept weights {kept} are out of range")
 
 
-def _check_stage(position: int, stage: Stage, kernels: Mapping[str, str], limits: Mapping[str, int]) -> None:
+def _check_stage(position: int, stage: KernelStage, kernels: Mapping[str, str], limits: Mapping[str, int]) -> None:
     where = f"stage {position} ({stage.kernel})"
     if stage.kernel not in kernels:
         raise ModelImageError(f"{where}: no such kernel")
@@ -169,7 +169,7 @@ def _check_stage(position: int, stage: Stage, kernels: Mapping[str, str], limits
         _check_reference(where, ref, limits)
 
 
-def _check_jump(jump: Jump, stages: int, limits: Mapping[str, int]) -> None:
+def _check_jump(jump: DriverJump, stages: int, limits: Mapping[str, int]) -> None:
     where = f"jump in front of stage {jump.stage}"
     if not 0 <= jump.stage <= stages or not 0 <= jump.target <= stages:
         raise ModelImageError(f"{where}: to stage {jump.target} of {stages}")
@@ -281,7 +281,7 @@ def build(
     image: ModelImage,
     compiler: Compiler,
     flags: Sequence[str],
-    machine: Machine,
+    machine: NativeMachine,
     cache: Cache,
     *,
     jobs: int,

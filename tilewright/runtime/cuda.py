@@ -26,7 +26,7 @@ from tilewright.runtime.cuda_device import (
 from tilewright.runtime.cuda_graph import MEETING_BYTES, LaunchGraph, Pointers
 from tilewright.runtime.cuda_sweeps import CudaSweeps
 from tilewright.runtime.device_arrays import (
-    Expected,
+    ExpectedArray,
     Libraries,
     Library,
     check_disjoint,
@@ -52,7 +52,7 @@ def device_name(device: int = 0) -> str:
     return str(open_device(device).name)
 
 
-class Lane:
+class StreamLane:
     """What runs on one stream share: they follow each other there, so that one arena and one graph serve them all."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Lane:
             found = self._ports[place] = DeviceMemory(sizes[place], self._context, what)
         return found.pointer
 
-    def __enter__(self) -> Lane:
+    def __enter__(self) -> StreamLane:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -130,7 +130,7 @@ class CudaModel:
         passing = {copy.source: copy.bytes for copy in image.copies}
         self._host = HostMemory(passing, self.context) if passing else None
         self._stream = self._device.create_stream()
-        self._lanes: dict[int, Lane] = {}  # by stream, the oldest first
+        self._lanes: dict[int, StreamLane] = {}  # by stream, the oldest first
         self._libraries = Libraries(device, self.context)
         stream = int(self._stream.handle)
         for place, piece in image.resident_pieces:
@@ -195,7 +195,7 @@ class CudaModel:
         """Models of which one runs while what others take and give is copied."""
         return CudaSweeps(models)
 
-    def lane_in(self, arena: int) -> Lane:
+    def lane_in(self, arena: int) -> StreamLane:
         """A lane of the caller's, in an arena that other models use too: their runs have to follow each other."""
         return self._made_lane(arena)
 
@@ -213,7 +213,7 @@ class CudaModel:
     # ---- arrays on the device
 
     def device_caller(
-        self, inputs: Sequence[Expected], outputs: Sequence[Expected], to_host: ToHost
+        self, inputs: Sequence[ExpectedArray], outputs: Sequence[ExpectedArray], to_host: ToHost
     ) -> Callable[[Sequence[Any]], list[Any] | None]:
         """A call on arrays of which some lie on the GPU, to results there; None where all lie on the host."""
 
@@ -228,7 +228,7 @@ class CudaModel:
         return call
 
     def device_filler(
-        self, inputs: Sequence[Expected], outputs: Sequence[Expected], to_host: ToHost
+        self, inputs: Sequence[ExpectedArray], outputs: Sequence[ExpectedArray], to_host: ToHost
     ) -> Callable[[Sequence[Any], Sequence[Any], Any], bool]:
         """As `device_caller`, into arrays of the caller's on the GPU; False where those lie on the host."""
 
@@ -249,8 +249,8 @@ class CudaModel:
         return None
 
     def _run_there(
-        self, library: Library, inputs: Sequence[Expected], outputs: Sequence[Expected], values: Sequence[Any],
-        results: Sequence[Any], to_host: ToHost, stream: Any,
+        self, library: Library, inputs: Sequence[ExpectedArray], outputs: Sequence[ExpectedArray],
+        values: Sequence[Any], results: Sequence[Any], to_host: ToHost, stream: Any,
     ) -> None:  # fmt: skip
         theirs = library.stream() if stream is None else stream_handle(stream)
         used = int(self._stream.handle) if theirs is None else theirs
@@ -276,7 +276,7 @@ class CudaModel:
         finally:
             driver.cuCtxPopCurrent()
 
-    def _launch_aligned(self, lane: Lane, stream: int, pointers: Pointers, inputs: int) -> None:
+    def _launch_aligned(self, lane: StreamLane, stream: int, pointers: Pointers, inputs: int) -> None:
         """Arrays that begin inside a packet, as parts of others may, pass through memory of ours: a packet read from
         them would be a fault of the device."""
         sizes = (*self._image.input_bytes, *self._image.output_bytes)
@@ -289,7 +289,7 @@ class CudaModel:
             check(self._driver.cuMemcpyDtoDAsync(pointers[place], own[place], sizes[place], stream))
 
     def _pointers(
-        self, lane: Lane, ports: Sequence[Expected], values: Sequence[Any], to_host: ToHost, stream: int,
+        self, lane: StreamLane, ports: Sequence[ExpectedArray], values: Sequence[Any], to_host: ToHost, stream: int,
         kept: list[Any],
     ) -> list[int]:  # fmt: skip
         """Where inputs of any library lie; what lies on the host is brought to memory of ours."""
@@ -306,7 +306,7 @@ class CudaModel:
 
     # ---- set-up
 
-    def _lane(self, stream: int) -> Lane:
+    def _lane(self, stream: int) -> StreamLane:
         """The stream's lane, held: leaving it lets it go."""
         while True:
             lane = self._lanes.get(stream) or self._new_lane(stream)
@@ -315,7 +315,7 @@ class CudaModel:
                 return lane
             lane.lock.release()  # another thread needed a lane meanwhile, and this was the oldest
 
-    def _new_lane(self, stream: int) -> Lane:
+    def _new_lane(self, stream: int) -> StreamLane:
         with self._lock:
             if stream in self._lanes:
                 return self._lanes[stream]
@@ -328,9 +328,9 @@ class CudaModel:
             self._lanes[stream] = self._made_lane()
             return self._lanes[stream]
 
-    def _made_lane(self, arena: int | None = None) -> Lane:
+    def _made_lane(self, arena: int | None = None) -> StreamLane:
         host = {} if self._host is None else self._host.addresses
-        return Lane(self._image, self._kernels, self._weights.pointer, host, self.context, arena)
+        return StreamLane(self._image, self._kernels, self._weights.pointer, host, self.context, arena)
 
     def _load_kernels(self, cache: Cache, jobs: int, known: Mapping[str, Cubin]) -> dict[str, Any]:
         from cuda.core import ObjectCode
@@ -355,7 +355,7 @@ class CudaModel:
 
     # ---- copies
 
-    def _stage(self, lane: Lane, inputs: Sequence[np.ndarray], stream: int) -> Pointers:
+    def _stage(self, lane: StreamLane, inputs: Sequence[np.ndarray], stream: int) -> Pointers:
         """The inputs brought to memory of ours, and where inputs and outputs lie."""
         for place, array in enumerate(inputs):
             self._upload(lane.port(place), np.ascontiguousarray(array), stream)

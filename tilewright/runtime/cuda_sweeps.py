@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from tilewright.runtime.cuda_device import DeviceMemory, HostMemory, check, current, require_memory
-from tilewright.runtime.sweep_order import ON_HOST, SLOTS, Queue, Slices, Step
+from tilewright.runtime.sweep_order import ON_HOST, SLOTS, Queue, Slices, SweepStep
 
 if TYPE_CHECKING:
     from tilewright.runtime.cuda_graph import LaunchGraph
     from tilewright.runtime.gpu_model import GpuModelImage
-    from tilewright.runtime.swept import Bytes, Course, Moved, Result
+    from tilewright.runtime.swept import Bytes, Course, Moved, SweptResult
 
 _START = 256  # bytes at which arrays of a slot begin
 _STREAMS = (Queue.UP, Queue.RUN, Queue.DOWN)
 
 
-class Lane(Protocol):
+class SweepLane(Protocol):
     """The launches of a model in an arena."""
 
     @property
@@ -32,21 +32,21 @@ class Lane(Protocol):
     def close(self) -> None: ...
 
 
-class Kernels(Protocol):
+class DeviceModel(Protocol):
     """A model on the device."""
 
     @property
     def context(self) -> Any: ...
     @property
     def image(self) -> GpuModelImage: ...
-    def lane_in(self, arena: int) -> Lane: ...
+    def lane_in(self, arena: int) -> SweepLane: ...
 
 
 class CudaSweeps:
     """Models of which each runs some parts: they share one arena, and slots for what goes in and out. It is kept from
     run to run; calls from several threads take turns."""
 
-    def __init__(self, models: Sequence[Kernels]) -> None:
+    def __init__(self, models: Sequence[DeviceModel]) -> None:
         self._models = tuple(models)
         self._lock = threading.Lock()
         self._room: _Room | None = None
@@ -69,7 +69,7 @@ class CudaSweeps:
 class _Room:
     """What is there as long as parts run: one arena, slots on both sides of the link, a graph a model and slot."""
 
-    def __init__(self, models: Sequence[Kernels]) -> None:
+    def __init__(self, models: Sequence[DeviceModel]) -> None:
         from cuda.bindings import driver
 
         self._driver = driver
@@ -86,7 +86,7 @@ class _Room:
         self._sizes = takes, gives
         self.streams = {queue: check(driver.cuStreamCreate(_no_wait(driver)))[0] for queue in _STREAMS}
         self._events: list[Any] = []
-        self.lanes: dict[tuple[int, int], Lane] = {}
+        self.lanes: dict[tuple[int, int], SweepLane] = {}
 
     def host(self, slot: int, is_result: bool) -> Bytes:
         """Pinned bytes of a slot."""
@@ -117,7 +117,7 @@ class _Room:
 class _Run:
     """One run. Streams get their steps from this thread, in order; whatever waits for the host waits here for it."""
 
-    def __init__(self, room: _Room, models: Sequence[Kernels], course: Course, pack: Moved, unpack: Moved) -> None:
+    def __init__(self, room: _Room, models: Sequence[DeviceModel], course: Course, pack: Moved, unpack: Moved) -> None:
         from cuda.bindings import driver
 
         self._driver, self._room, self._models, self._course = driver, room, models, course
@@ -142,7 +142,7 @@ class _Run:
                 for stream in self._room.streams.values():
                     check(self._driver.cuStreamSynchronize(stream))
 
-    def _on_host(self, step: Step) -> None:
+    def _on_host(self, step: SweepStep) -> None:
         with current(self._context):
             for each in step.waits:
                 if each in self._done:
@@ -154,28 +154,28 @@ class _Run:
         whole, places = self._room.host(step.slot, is_result), _places(sizes)
         self._moved[step.queue](step.part, [whole[a : a + size] for a, size in zip(places, sizes, strict=False)])
 
-    def _on_stream(self, number: int, step: Step) -> None:
+    def _on_stream(self, number: int, step: SweepStep) -> None:
         stream = self._room.streams[step.queue]
         for each in step.waits:
             if each in self._done:
                 self._done[each].result()
             else:
                 check(self._driver.cuStreamWaitEvent(stream, self._room.event(each), 0))
-        do: Callable[[Step, int], None] = {Queue.UP: self._up, Queue.RUN: self._compute, Queue.DOWN: self._down}[
+        do: Callable[[SweepStep, int], None] = {Queue.UP: self._up, Queue.RUN: self._compute, Queue.DOWN: self._down}[
             step.queue
         ]
         do(step, int(stream))
         if number in self._told:
             check(self._driver.cuEventRecord(self._room.event(number), stream))
 
-    def _up(self, step: Step, stream: int) -> None:
+    def _up(self, step: SweepStep, stream: int) -> None:
         sizes = self._image(step.part).input_bytes
         here, there = self._room.pinned.addresses[step.slot], self._room.takes[step.slot].pointer
         for at, size in zip(_places(sizes), sizes, strict=False):
             if size:
                 check(self._driver.cuMemcpyHtoDAsync(there + at, here + at, size, stream))
 
-    def _compute(self, step: Step, stream: int) -> None:
+    def _compute(self, step: SweepStep, stream: int) -> None:
         kind = self._course.passages[step.part].kind
         model, image = self._models[kind], self._image(step.part)
         if (kind, step.slot) not in self._room.lanes:
@@ -184,7 +184,7 @@ class _Run:
         given = [self._room.gives[step.slot].pointer + at for at in _places(image.output_bytes)[:-1]]
         self._room.lanes[kind, step.slot].graph.launch(stream, (*taken, *given))
 
-    def _down(self, step: Step, stream: int) -> None:
+    def _down(self, step: SweepStep, stream: int) -> None:
         """Of every result what goes back, in one piece."""
         there, sizes = self._room.gives[step.slot].pointer, self._image(step.part).output_bytes
         here = self._room.pinned.addresses[step.slot + SLOTS]
@@ -219,7 +219,7 @@ class _Run:
 _Box = tuple[int, int, int, int, int]  # bytes of a row, rows, layers; bytes from row to row, rows from layer to layer
 
 
-def _boxes(result: Result, own: Slices) -> Iterator[tuple[int, int, _Box]]:
+def _boxes(result: SweptResult, own: Slices) -> Iterator[tuple[int, int, _Box]]:
     """A part of an array as boxes of three dimensions: where each begins, and where it goes where nothing lies in
     between."""
     spans = [(at.start, at.stop - at.start, extent) for at, extent in zip(own, result.shape, strict=True)]

@@ -17,7 +17,7 @@ from tilewright.runtime.cuda_device import DeviceMemory
 from tilewright.runtime.gpu_model import ALIGNMENT
 
 
-class Expected(NamedTuple):
+class ExpectedArray(NamedTuple):
     """An input or output as a call must hand it over."""
 
     what: str  # "input 'x'"
@@ -27,8 +27,8 @@ class Expected(NamedTuple):
     size: int  # bytes
 
 
-def expected(what: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Expected:
-    return Expected(what, dtype, shape, dtype.name, prod(shape) * dtype.itemsize)
+def expected(what: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> ExpectedArray:
+    return ExpectedArray(what, dtype, shape, dtype.name, prod(shape) * dtype.itemsize)
 
 
 class Library(Protocol):
@@ -37,13 +37,13 @@ class Library(Protocol):
     def stream(self) -> int | None:
         """The stream its work goes to at the moment; None where results must be whole when they are handed over."""
 
-    def pointers(self, values: Sequence[Any], ports: Sequence[Expected]) -> list[int] | None:
+    def pointers(self, values: Sequence[Any], ports: Sequence[ExpectedArray]) -> list[int] | None:
         """Where arrays of this library lie, told without delay; None where one is not as it must be, or of another."""
 
-    def view(self, value: Any, port: Expected, stream: int) -> dlpack.View:
+    def view(self, value: Any, port: ExpectedArray, stream: int) -> dlpack.View:
         """Where the array lies."""
 
-    def empty(self, port: Expected) -> Any:
+    def empty(self, port: ExpectedArray) -> Any:
         """A new array, not written yet."""
 
     def handed_over(self, results: Sequence[Any]) -> list[Any]:
@@ -53,7 +53,7 @@ class Library(Protocol):
 class DeviceArray:
     """An array on a GPU that any library with DLPack can take; `numpy()` brings it to the host."""
 
-    def __init__(self, memory: DeviceMemory, port: Expected, device: int) -> None:
+    def __init__(self, memory: DeviceMemory, port: ExpectedArray, device: int) -> None:
         self._memory = memory
         self._device = device
         self.shape = port.shape
@@ -101,7 +101,7 @@ class TorchArrays:
             return int(self._raw_stream(self._index))
         return int(self._torch.cuda.current_stream(self._device).cuda_stream)
 
-    def pointers(self, values: Sequence[Any], ports: Sequence[Expected]) -> list[int] | None:
+    def pointers(self, values: Sequence[Any], ports: Sequence[ExpectedArray]) -> list[int] | None:
         found = []
         for value, port in zip(values, ports, strict=True):
             if (
@@ -118,17 +118,17 @@ class TorchArrays:
             found.append(pointer)
         return found
 
-    def _type(self, port: Expected) -> Any:
+    def _type(self, port: ExpectedArray) -> Any:
         known = self._types.get(port.type_name)
         if known is None:
             known = self._types[port.type_name] = getattr(self._torch, port.type_name)
         return known
 
-    def view(self, value: Any, port: Expected, stream: int) -> dlpack.View:
+    def view(self, value: Any, port: ExpectedArray, stream: int) -> dlpack.View:
         name = str(value.dtype).removeprefix("torch.")
         return dlpack.View(value.data_ptr(), tuple(value.shape), name, value.get_device(), value.is_contiguous(), value)
 
-    def empty(self, port: Expected) -> Any:
+    def empty(self, port: ExpectedArray) -> Any:
         return self._torch.empty(port.shape, dtype=self._type(port), device=self._device)
 
     def handed_over(self, results: Sequence[Any]) -> list[Any]:
@@ -145,15 +145,15 @@ class CupyArrays:
     def stream(self) -> int | None:
         return int(self._cupy.cuda.get_current_stream().ptr)
 
-    def pointers(self, values: Sequence[Any], ports: Sequence[Expected]) -> list[int] | None:
+    def pointers(self, values: Sequence[Any], ports: Sequence[ExpectedArray]) -> list[int] | None:
         return None
 
-    def view(self, value: Any, port: Expected, stream: int) -> dlpack.View:
+    def view(self, value: Any, port: ExpectedArray, stream: int) -> dlpack.View:
         return dlpack.View(
             value.data.ptr, value.shape, value.dtype.name, value.device.id, value.flags.c_contiguous, value
         )
 
-    def empty(self, port: Expected) -> Any:
+    def empty(self, port: ExpectedArray) -> Any:
         with self._cupy.cuda.Device(self._index):
             return self._cupy.empty(port.shape, port.dtype)
 
@@ -172,13 +172,13 @@ class DlpackArrays:
     def stream(self) -> int | None:
         return None
 
-    def pointers(self, values: Sequence[Any], ports: Sequence[Expected]) -> list[int] | None:
+    def pointers(self, values: Sequence[Any], ports: Sequence[ExpectedArray]) -> list[int] | None:
         return None
 
-    def view(self, value: Any, port: Expected, stream: int) -> dlpack.View:
+    def view(self, value: Any, port: ExpectedArray, stream: int) -> dlpack.View:
         return dlpack.read(value, stream)
 
-    def empty(self, port: Expected) -> Any:
+    def empty(self, port: ExpectedArray) -> Any:
         return DeviceArray(DeviceMemory(port.size, self._context, port.what), port, self._device)
 
     def handed_over(self, results: Sequence[Any]) -> list[Any]:
@@ -222,7 +222,7 @@ class Libraries:
         return DlpackArrays(self._device, self._context, name == "jax")
 
 
-def checked(found: dlpack.View, port: Expected, device: int) -> int:
+def checked(found: dlpack.View, port: ExpectedArray, device: int) -> int:
     """The array's place, if it is what the kernels read as it lies; an error that says what it must be."""
     if found.dtype != port.type_name:
         raise InputError(f"{port.what} must be {port.type_name}, not {found.dtype}")
@@ -236,7 +236,10 @@ def checked(found: dlpack.View, port: Expected, device: int) -> int:
 
 
 def check_disjoint(
-    inputs: Sequence[int], input_ports: Sequence[Expected], outputs: Sequence[int], output_ports: Sequence[Expected]
+    inputs: Sequence[int],
+    input_ports: Sequence[ExpectedArray],
+    outputs: Sequence[int],
+    output_ports: Sequence[ExpectedArray],
 ) -> None:
     """Outputs are written while inputs, and the other outputs, are still read."""
     taken = list(zip(inputs, input_ports, strict=True))

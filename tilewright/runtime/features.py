@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilewright.runtime.toolchain import Machine
+from tilewright.runtime.toolchain import NativeMachine
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ _ARM = {
 _ON_REQUEST = {"amx_tile": "amx", "amx_bf16": "amx", "amx_int8": "amx"}  # used only where a kernel names them
 
 
-def relied_on(machine: Machine, permissions: tuple[str, ...] = ()) -> tuple[str, ...]:
+def relied_on(machine: NativeMachine, permissions: tuple[str, ...] = ()) -> tuple[str, ...]:
     """What code compiled on this machine, with these permissions to ask for, may use."""
     used = (n for n in (*_X86, *_ARM) if n in machine.features and _ON_REQUEST.get(n, "") in ("", *permissions))
     return tuple(sorted(used))

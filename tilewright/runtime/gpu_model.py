@@ -16,7 +16,7 @@ from tilewright.errors import InternalError
 from tilewright.runtime.cache import Cache
 from tilewright.runtime.cpu_model import BufferRef
 from tilewright.runtime.emulator import Contract, EmulatedModule
-from tilewright.runtime.sweep_order import Queue, Step, check_order, early
+from tilewright.runtime.sweep_order import Queue, SweepStep, check_order, early
 from tilewright.runtime.toolchain import Compiler
 from tilewright.runtime.weights import Weights, weight_bytes, weight_pieces
 
@@ -51,7 +51,7 @@ def why_refused(grid: tuple[int, int, int], threads: int, shared_bytes: int, lim
 
 
 @dataclass(frozen=True)
-class GpuKernel:
+class LoadedKernel:
     """A kernel's text and the shape of its blocks. It takes buffers, then extents, then the step if it has one."""
 
     name: str
@@ -99,7 +99,7 @@ class WeightCopy:
 class GpuModelImage:
     """Everything that makes a model on a GPU. Without copies all weights are there, as they are in `weights`."""
 
-    kernels: tuple[GpuKernel, ...]
+    kernels: tuple[LoadedKernel, ...]
     calls: tuple[GpuCall, ...]
     input_bytes: tuple[int, ...]
     output_bytes: tuple[int, ...]
@@ -157,7 +157,7 @@ class GpuModelImage:
         for position, call in enumerate(self.calls):
             _check_call(f"launch {position} ({call.kernel})", call, known, limits)
 
-    def kernel(self, name: str) -> GpuKernel:
+    def kernel(self, name: str) -> LoadedKernel:
         return next(k for k in self.kernels if k.name == name)
 
     def why_refused(self, limits: LaunchLimits) -> str | None:
@@ -287,7 +287,7 @@ class EmulatedSweeps:
         check_order(course.steps, course.passages)
         slots: dict[tuple[str, int], list[np.ndarray]] = {}
 
-        def do(step: Step) -> None:
+        def do(step: SweepStep) -> None:
             model = self._models[course.passages[step.part].kind]
             gives = course.gives[step.part]
             match step.queue:

@@ -44,7 +44,7 @@ class Passage:
 
 
 @dataclass(frozen=True)
-class Step:
+class SweepStep:
     """What a queue does for a part, by number, when some earlier steps of other queues have ended."""
 
     queue: Queue
@@ -60,7 +60,7 @@ class OrderFault(InternalError):
     """Two steps that are in no order touch the same, and one of them writes it."""
 
 
-def steps_of(passages: Sequence[Passage]) -> tuple[Step, ...]:
+def steps_of(passages: Sequence[Passage]) -> tuple[SweepStep, ...]:
     """All steps, each behind those that it waits for, with no event more than is needed."""
     return tuple(_Ordered(passages).run())
 
@@ -68,7 +68,7 @@ def steps_of(passages: Sequence[Passage]) -> tuple[Step, ...]:
 @dataclass
 class _Ordered:
     passages: Sequence[Passage]
-    steps: list[Step] = field(default_factory=list)
+    steps: list[SweepStep] = field(default_factory=list)
     number: dict[tuple[Queue, int], int] = field(default_factory=dict)
     before: list[int] = field(default_factory=list)  # by step the set of all that have ended before it, as bits
 
@@ -78,7 +78,7 @@ class _Ordered:
             for name, _ in passage.gives:
                 self.left.setdefault(name, []).append(part)
 
-    def run(self) -> list[Step]:
+    def run(self) -> list[SweepStep]:
         for part, passage in enumerate(self.passages):
             self._pack(part)
             if part + 1 < len(self.passages) and not _reads(self.passages[part + 1], passage):
@@ -105,7 +105,7 @@ class _Ordered:
                 waits.append(step)
                 before |= _and_before(step, self.before)
         self.number[queue, part] = len(self.steps)
-        self.steps.append(Step(queue, part, tuple(waits)))
+        self.steps.append(SweepStep(queue, part, tuple(waits)))
         self.before.append(before)
 
 
@@ -125,7 +125,7 @@ def _meet(one: Slices, other: Slices) -> bool:
 # --- for the emulator
 
 
-def check_order(steps: Sequence[Step], passages: Sequence[Passage]) -> None:
+def check_order(steps: Sequence[SweepStep], passages: Sequence[Passage]) -> None:
     """An OrderFault where a device might do two steps at once, or the other way round, that touch the same."""
     before: list[int] = []
     last: dict[Queue, int] = {}
@@ -146,7 +146,7 @@ def check_order(steps: Sequence[Step], passages: Sequence[Passage]) -> None:
                 raise OrderFault(f"nothing keeps {told[1]} behind {told[0]}: both touch {name}")
 
 
-def _touched(step: Step, passage: Passage) -> Iterator[tuple[str, Slices, bool]]:
+def _touched(step: SweepStep, passage: Passage) -> Iterator[tuple[str, Slices, bool]]:
     """Names, places, and whether they are written."""
     ways = {Queue.PACK: (None, "packed"), Queue.UP: ("packed", "taken"), Queue.RUN: ("taken", "given"),
             Queue.DOWN: ("given", "fetched"), Queue.UNPACK: ("fetched", None)}  # fmt: skip
@@ -158,7 +158,7 @@ def _touched(step: Step, passage: Passage) -> Iterator[tuple[str, Slices, bool]]
                 yield f"'{array}'", at, writes
 
 
-def early(steps: Sequence[Step], do: Callable[[Step], None]) -> None:
+def early(steps: Sequence[SweepStep], do: Callable[[SweepStep], None]) -> None:
     """Every step as early as its events allow, copies to the device before all else: what is overwritten while it is
     still read spoils the results."""
     waiting = {queue: [n for n, step in enumerate(steps) if step.queue is queue] for queue in Queue}

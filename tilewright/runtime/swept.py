@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tilewright.runtime.cores import usable_cores
 from tilewright.runtime.cpu_model import CpuModel
-from tilewright.runtime.sweep_order import Passage, Slices, Step, steps_of
+from tilewright.runtime.sweep_order import Passage, Slices, SweepStep, steps_of
 
 Array = NDArray[Any]
 Bytes = NDArray[np.uint8]
@@ -33,7 +33,7 @@ class Runner(Protocol):
     def profile(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Iterable[int]: ...
 
 
-class Result(NamedTuple):
+class SweptResult(NamedTuple):
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -45,7 +45,7 @@ class Kind:
     while it runs is given back behind it."""
 
     takes: tuple[str, ...]
-    gives: tuple[Result, ...]
+    gives: tuple[SweptResult, ...]
     opened: Callable[[], AbstractContextManager[Runner]]
 
 
@@ -79,8 +79,8 @@ class Course:
     """All parts of a run in order, what of each of their results goes back, and who waits for whom."""
 
     passages: tuple[Passage, ...]
-    gives: tuple[tuple[tuple[Result, Slices], ...], ...]
-    steps: tuple[Step, ...]
+    gives: tuple[tuple[tuple[SweptResult, Slices], ...], ...]
+    steps: tuple[SweepStep, ...]
 
 
 class Device(Protocol):
@@ -104,7 +104,7 @@ class SweptModel:
     """Calls from several threads are safe: each has arrays of its own, and on a device they take turns."""
 
     def __init__(
-        self, rounds: Sequence[Round], inputs: Sequence[str], outputs: Sequence[str], between: Sequence[Result],
+        self, rounds: Sequence[Round], inputs: Sequence[str], outputs: Sequence[str], between: Sequence[SweptResult],
         constants: Mapping[str, Array], device: Device | None = None,
     ) -> None:  # fmt: skip
         """`between` are the results that later sweeps read, `constants` those of which parts take parts."""

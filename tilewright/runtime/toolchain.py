@@ -105,7 +105,7 @@ class Compiler:
 
 
 @dataclass(frozen=True)
-class Machine:
+class NativeMachine:
     """What native code depends on."""
 
     architecture: str
@@ -113,14 +113,14 @@ class Machine:
     features: frozenset[str]
 
 
-def this_machine() -> Machine:
+def this_machine() -> NativeMachine:
     fields = _processor_fields(Path("/proc/cpuinfo"))
     features = fields.get("flags") or fields.get("Features") or ""
     # Clock readings change from moment to moment and say nothing about the instructions.
     stable = sorted(f"{k}={v}" for k, v in fields.items() if k not in ("processor", "cpu MHz", "BogoMIPS", "bogomips"))
     described = "\n".join((platform.system(), platform.machine(), platform.processor(), *stable))
     identity = hashlib.sha256(described.encode()).hexdigest()[:16]
-    return Machine(platform.machine(), identity, frozenset(features.split()))
+    return NativeMachine(platform.machine(), identity, frozenset(features.split()))
 
 
 def _processor_fields(cpuinfo: Path) -> dict[str, str]:
@@ -189,7 +189,7 @@ def _probe(argv: tuple[str, ...]) -> Compiler | None:
     return Compiler(argv, "clang" if "clang" in text.lower() else "gcc", version)
 
 
-def default_flags(compiler: Compiler, machine: Machine) -> tuple[str, ...]:
+def default_flags(compiler: Compiler, machine: NativeMachine) -> tuple[str, ...]:
     """Flags for code over data: everything this processor can do, and NaN and infinities keep their meaning."""
     is_arm = machine.architecture in ("aarch64", "arm64")
     flags = ["-O3", "-mcpu=native" if is_arm or compiler.kind == "zig" else "-march=native"]
@@ -212,7 +212,7 @@ def default_flags(compiler: Compiler, machine: Machine) -> tuple[str, ...]:
     return tuple(flags)
 
 
-def for_kernels(compiler: Compiler, machine: Machine, hurried: bool = False) -> tuple[str, ...]:
+def for_kernels(compiler: Compiler, machine: NativeMachine, hurried: bool = False) -> tuple[str, ...]:
     """The same with the passes that kernels gain by; `hurried`: for code that is wanted soon."""
     # gcc's passes were compared on x86 processors alone: elsewhere code that stays gets all of them.
     chosen: tuple[str, ...] = ("-O3",)
@@ -233,7 +233,7 @@ class ObjectCompiler:
     for what has. Started by a name that it has for the same text, it does nothing."""
 
     def __init__(
-        self, compiler: Compiler, flags: Sequence[str], machine: Machine, cache: Cache, *, jobs: int,
+        self, compiler: Compiler, flags: Sequence[str], machine: NativeMachine, cache: Cache, *, jobs: int,
         progress: Progress | None = None, file_length: int = 0, own_flags: Sequence[str] | None = None,
     ) -> None:  # fmt: skip
         if jobs < 1:
@@ -307,7 +307,7 @@ def compile_objects(
     sources: Mapping[str, str],
     compiler: Compiler,
     flags: Sequence[str],
-    machine: Machine,
+    machine: NativeMachine,
     cache: Cache,
     *,
     jobs: int,
@@ -339,7 +339,7 @@ def link(objects: Mapping[str, Path], compiler: Compiler, cache: Cache) -> Path:
 def compile_shared(
     source: str,
     compiler: Compiler,
-    machine: Machine,
+    machine: NativeMachine,
     cache: Cache,
     *,
     language: Language = "c",

@@ -40,7 +40,7 @@ class WeightPieces(Protocol):
 
 
 @dataclass(frozen=True)
-class Piece:
+class WeightPiece:
     """Weights from a place among all of a model's on, up to where the next piece begins."""
 
     begin: int
@@ -51,7 +51,7 @@ class Piece:
 class MappedWeights:
     """All weights of a model, read-only, wherever they lie."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[WeightPiece, ...]
 
     @property
     def nbytes(self) -> int:
@@ -66,7 +66,7 @@ class MappedWeights:
         for piece in self.pieces:
             end = piece.begin + piece.data.size
             inside = [begin for begin in begins if piece.begin < begin < end]
-            found += [Piece(a, piece.data[a - piece.begin : b - piece.begin])
+            found += [WeightPiece(a, piece.data[a - piece.begin : b - piece.begin])
                       for a, b in pairwise((piece.begin, *inside, end))]  # fmt: skip
         return MappedWeights(tuple(found))
 
@@ -82,11 +82,13 @@ class MappedWeights:
                     part = piece.data[begin : begin + length]
                     known.setdefault(_look(part), []).append(part)
 
-        def lying(piece: Piece) -> Piece:
+        def lying(piece: WeightPiece) -> WeightPiece:
             if piece.data.size < _WORTH_SHARING_BYTES:
                 return piece
             alike = known.get(_look(piece.data), ())
-            return next((Piece(piece.begin, a) for a in alike if np.array_equal(_words(a), _words(piece.data))), piece)
+            return next(
+                (WeightPiece(piece.begin, a) for a in alike if np.array_equal(_words(a), _words(piece.data))), piece
+            )
 
         return MappedWeights(tuple(map(lying, self.pieces)))
 
@@ -141,7 +143,7 @@ def map_weights(path: Path, expected_bytes: int, *, trust: bool = False) -> Mapp
     weights may lie in another file, which several models share."""
     whole = _mapped(path, trust=trust)
     if whole.size == expected_bytes:
-        return MappedWeights((Piece(0, whole),) if whole.size else ())
+        return MappedWeights((WeightPiece(0, whole),) if whole.size else ())
     if whole[: len(_SHARED_MARK)].tobytes() == _SHARED_MARK:
         return _shared_weights(path, whole.tobytes(), expected_bytes, trust=trust)
     raise WeightsError(f"{path} has {whole.size} bytes of weights, the model was compiled with {expected_bytes}")
@@ -182,7 +184,7 @@ def _shared_weights(path: Path, table: bytes, expected_bytes: int, *, trust: boo
     for (begin, at), end in zip(rows, [*(begin for begin, _ in rows[1:]), expected_bytes], strict=True):
         if begin >= end or at < 0 or at % WEIGHT_ALIGNMENT or at + end - begin > size:
             raise damaged
-        pieces.append(Piece(begin, shared[at : at + end - begin]))
+        pieces.append(WeightPiece(begin, shared[at : at + end - begin]))
     return MappedWeights(tuple(pieces))
 
 

@@ -17,8 +17,8 @@ from tilewright.ir.analysis.pieces import part_of
 from tilewright.ir.analysis.simplify import simplify
 from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, expressions, reads
 from tilewright.ir.forms.expr import Expr, Load, const, load, rewrite, substitute, var
-from tilewright.ir.forms.mesh import WHOLE, Coordinates, Mesh, Part, Place, Spread, slices
-from tilewright.ir.forms.sharded import Piece
+from tilewright.ir.forms.mesh import WHOLE, AxisPart, Coordinates, Mesh, Place, Spread, slices
+from tilewright.ir.forms.sharded import ShardedCompute
 from tilewright.ir.forms.tensor import Tensor, extents
 from tilewright.ir.text.text import program_text
 from tilewright.tile_graph.sharding.strategies import Cut, strategy_of
@@ -63,7 +63,7 @@ class _Parts:
     wanted: dict[Tensor, list[tuple[Spread, ...]]] = field(default_factory=dict)  # by reader, of which one will do
     whole: dict[Tensor, str] = field(default_factory=dict)  # what computes need all of, and one such
     spreads: dict[Tensor, Spread] = field(default_factory=dict)
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[ShardedCompute] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.mesh = Mesh((("batch", self.parts),))
@@ -83,7 +83,7 @@ class _Parts:
     # --- which blocks, from the outputs back
 
     def _blocks(self, dim: int) -> Spread:
-        return Spread((Part(dim),))
+        return Spread((AxisPart(dim),))
 
     def _decide(self, compute: Compute) -> None:
         axes = compute.axes if isinstance(compute, Map | Reduce) else ()

@@ -34,7 +34,7 @@ Layouts = dict[Tensor, Layout]
 
 
 @dataclass
-class Part:
+class PlannedPart:
     """Computes planned together: the model's own, or the body of one Scan."""
 
     computes: list[Compute]
@@ -63,8 +63,8 @@ def make_plan(
     layouts = {t: memo.layout(layout) for t, layout in program.layouts.items()}
     context = NestContext(target, lambda t: layouts.get(t) or Layout.natural(t.rank), program.constants,
                           frozenset(program.staged), memo, stepped=read_by_steps(program),
-                          asks_ahead=not hurried, hurried=hurried)  # fmt: skip
-    planned: list[tuple[Part, Fused, list[Nest], dict[Nest, Leaf]]] = []
+                          prefetches=not hurried, hurried=hurried)  # fmt: skip
+    planned: list[tuple[PlannedPart, Fused, list[Nest], dict[Nest, Leaf]]] = []
     own: dict[Nest, Sequence[Tensor]] = {}
     for part in parts_of(program):
         apart = context.staged | backend.separate_views(part.computes, context)
@@ -123,12 +123,12 @@ def _taken_apart(group: Group, plain: frozenset[str], connector: Connector) -> l
     return [connector.group([nest]) for nest in group.nests]
 
 
-def kept_in_memory(part: Part, context: NestContext) -> frozenset[Tensor]:
+def kept_in_memory(part: PlannedPart, context: NestContext) -> frozenset[Tensor]:
     """What no tile may hold alone: what is read elsewhere, and copies in panels, which are filled up in memory."""
     return part.kept | {t for t in context.staged if any(axis.size is not None for axis in context.layout(t).order)}
 
 
-def search_context(part: Part, context: NestContext) -> NestContext:
+def search_context(part: PlannedPart, context: NestContext) -> NestContext:
     """What is known around the nests of a part while they are connected."""
     return context if part.scan is None else replace(context, tiles_outer=False)
 
@@ -197,7 +197,7 @@ def _steps_of_scans(program: Program) -> dict[str, int]:
     return {c.outputs[0].name: extent_of(c.axis.extent) for c in program.computes if isinstance(c, Scan)}
 
 
-def parts_of(program: Program) -> list[Part]:
+def parts_of(program: Program) -> list[PlannedPart]:
     outer = [c for c in program.computes if isinstance(c, Map | Reduce)]
     scans = [c for c in program.computes if isinstance(c, Scan)]
     for compute in program.computes:
@@ -208,13 +208,13 @@ def parts_of(program: Program) -> list[Part]:
     kept = set(program.outputs)
     for scan in scans:
         kept.update(reads(scan))
-    parts = [Part(list(outer), frozenset(kept), behind=_behind(scans))]
+    parts = [PlannedPart(list(outer), frozenset(kept), behind=_behind(scans))]
     for scan in scans:
         for inner in scan.body:
             if not isinstance(inner, Map | Reduce):
                 raise UnsupportedError(f"{scan.origin}: a {type(inner).__name__} inside a Scan is not compiled yet")
         stays = frozenset({*scan.following, *(body for body, _ in scan.stacked)})
-        parts.append(Part(list(scan.body), stays, scan))
+        parts.append(PlannedPart(list(scan.body), stays, scan))
     return parts
 
 
@@ -229,7 +229,7 @@ def _behind(scans: Sequence[Scan]) -> dict[Tensor, frozenset[Tensor]]:
     return found
 
 
-def _nests(part: Part, fused: Fused) -> list[Nest]:
+def _nests(part: PlannedPart, fused: Fused) -> list[Nest]:
     riding = {m.output for chain in fused.epilogues.values() for m in chain}
     nests = []
     for compute in part.computes:
@@ -278,7 +278,7 @@ def _needs_first(items: Iterable[_Item], needs: Callable[[_Item], Sequence[_Item
 class _Builder:
     """Writes the Tiles of one part's kernels."""
 
-    part: Part
+    part: PlannedPart
     fused: Fused
     costs: GroupCost
     refused: Mapping[Nest, str]  # by root: why its readers are other kernels
@@ -296,7 +296,7 @@ class _Builder:
             return [self._unit(group) for group in groups]
         steps = [StepKernel(g.nests, self._leaves(g), self.costs.stored(g.nests), choice_of(g)) for g in groups]
         given, taken = (frozenset(t.name for t in some) for some in (scan.outputs, reads(scan)))
-        walked = self.backend.walk_steps(steps, scan, self.context)
+        walked = self.backend.persistent_scan(steps, scan, self.context)
         if walked is not None:
             (group,) = groups
             kernel = self._kernel(Group(group.nests, walked.choice), StepPlan(steps[0].leaves, walked.choice.seconds))
@@ -346,7 +346,7 @@ class _Builder:
             self.backend.launch, choice.level or self.context.target.local.name, nests, leaves,
             self.costs.stored(nests), stream, choice, lanes, step.prefetched if step else (), about,
         )  # fmt: skip
-        return self.backend.share_out(kernel, nests, leaves, choice, stream, self.context)
+        return self.backend.bind_units(kernel, nests, leaves, choice, stream, self.context)
 
     def _reason(self, group: Group) -> str:
         """Why these nests share a kernel, how its leaves differ from those of the nests alone, and why the kernel that

@@ -31,7 +31,7 @@ class Policy:
     slack: float
 
 
-class Kernels:
+class PolicyKernels:
     """A kernel's plans, all of the same nests, and what each objective counts of them."""
 
     def __init__(self, plans: Sequence[Tile], nests: Sequence[Nest], context: NestContext) -> None:
@@ -57,7 +57,7 @@ class Kernels:
         return self.plans[min(left, key=lambda i: seconds[i])]
 
 
-def policy_plans(kernels: Kernels, policies: Sequence[Policy] | None = None) -> list[Tile]:
+def policy_plans(kernels: PolicyKernels, policies: Sequence[Policy] | None = None) -> list[Tile]:
     """What the policies for these dependences lead to, each plan once, at most so many as are worth measuring beside
     the kernel's own."""
     found = map(kernels.preferred, policies_for(dependences(kernels.nests)) if policies is None else policies)
@@ -149,6 +149,7 @@ def _idle(kernel: Tile, nests: Sequence[Nest], context: NestContext) -> float:
 
 def _written_out(kernel: Tile, nests: Sequence[Nest], context: NestContext) -> float:
     """Instructions of all innermost bodies: what compiling takes, and room in the cache of instructions."""
+
     def body(leaf: Leaf, nest: Nest) -> int:
         steps = leaf.form.steps_written_out(lambda name: extent_of(nest.named(name).extent))
         return -(-prod(size for _, size in leaf.register) // leaf.lanes) * steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tilewright.backend.protocol import Choice, Inner, WalkedSteps
+from tilewright.backend.protocol import Choice, Inner, PersistentScan
 from tilewright.ir.forms.compute import Program, all_computes
 from tilewright.ir.forms.expr import Axis, var
 from tilewright.ir.forms.tensor import Tensor
@@ -15,7 +15,7 @@ from tilewright.tile_graph.algebra.nest import Nest, held_inside, roots_of
 from tilewright.tile_graph.algebra.propagate import Range, extent_of, propagate
 from tilewright.tile_graph.algebra.rolling import find_overlaps
 from tilewright.tile_graph.algebra.streams import Stream
-from tilewright.tile_graph.plan.form import Barrier, Bind, Estimate, Hold, Leaf, Tile, TileAxis, cut_axes
+from tilewright.tile_graph.plan.form import Bind, Estimate, Hold, Leaf, Tile, TileAxis, UnitBarrier, cut_axes
 from tilewright.tile_graph.traffic.residence import reuse_distances
 
 _STREAMED = "s"  # the axis that a stream walks
@@ -69,19 +69,19 @@ def _tiled_again(
     return Tile(inner.level, sizes, "order", tuple(leaves)), (*axes, *(a for a in along if a.name not in known))
 
 
-def with_steps_inside(kernel: Tile, scan: str, walked: WalkedSteps) -> Tile:
+def with_steps_inside(kernel: Tile, scan: str, walked: PersistentScan) -> Tile:
     """A kernel of one step as one that walks all of them: what it keeps is copied first; units that read what others
     leave meet after each."""
     lanes = next((n for n in kernel.body if isinstance(n, Tile)), None)
     inside = kernel if lanes is None else lanes
     leaves = [replace(n, idle=None, alternate=False) for n in inside.body if isinstance(n, Leaf)]
-    met = (Barrier(kernel.over),) if walked.meets else ()
+    met = (UnitBarrier(kernel.over),) if walked.meets else ()
     steps = Tile(kernel.level, over="steps", scan=scan, body=(*leaves, *met))
     orders = {t: tuple(f"o{i}" for i in range(t.rank)) for t, _ in walked.kept}
     copies = [Leaf(t.name, t.name, part="copy", vector=orders[t][-1], lanes=lanes, order=orders[t])
               for t, lanes in walked.kept]  # fmt: skip
     holds = (*kernel.holds, *(Hold(t.name, fill="copy") for t in orders))
-    body: tuple[Tile | Leaf | Barrier, ...] = (*copies, steps)
+    body: tuple[Tile | Leaf | UnitBarrier, ...] = (*copies, steps)
     return replace(kernel, holds=holds, body=body if lanes is None else (replace(lanes, body=body),))
 
 

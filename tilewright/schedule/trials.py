@@ -23,7 +23,7 @@ from tilewright.tile_graph.traffic.held import plan_nests
 
 
 @dataclass(frozen=True)
-class Trial:
+class JoinTrial:
     """Neighbours as one kernel, and as two."""
 
     level: str  # where what they share lives in one kernel
@@ -64,31 +64,31 @@ class Trials:
             groups = {k.name: connector.group(nests[k.name]) for k in kernels}
             self._sides[scan] = _Side(connector, groups, [groups[k.name] for k in kernels for _ in nests[k.name]])
 
-    def joined(self, feeder: Tile, reader: Tile) -> Trial:
+    def joined(self, feeder: Tile, reader: Tile) -> JoinTrial:
         """Two kernels of which one reads from the other, as one."""
         level = self._target.local.name
         if self._scans[feeder.name] != self._scans[reader.name]:
-            return Trial(level, None, None, "one of the two is part of a Scan's steps, the other is not")
+            return JoinTrial(level, None, None, "one of the two is part of a Scan's steps, the other is not")
         side = self._sides[self._scans[feeder.name]]
         connector, first, second = side.connector, side.groups[feeder.name], side.groups[reader.name]
         apart = _seconds(_as_planned(feeder, first), _as_planned(reader, second))
         merged = sorted({*first.nests, *second.nests}, key=lambda n: connector.order[n])
         unable = connector.unable(merged, second.nests[-1], side.placed)
         if unable is not None:
-            return Trial(level, None, apart, unable)
+            return JoinTrial(level, None, apart, unable)
         one = connector.group(merged)
         if one.choice is None or apart is None:
-            return Trial(level, None, apart, connector.costs.why_not(merged))
+            return JoinTrial(level, None, apart, connector.costs.why_not(merged))
         reason = _too_little(one, apart, first.score + second.score)
         if self._scans[feeder.name] is not None:
             reason += ", each step by itself"
-        return Trial(one.choice.level or level, one.choice.seconds, apart, reason)
+        return JoinTrial(one.choice.level or level, one.choice.seconds, apart, reason)
 
-    def parted(self, kernel: Tile, made: str) -> Trial:
+    def parted(self, kernel: Tile, made: str) -> JoinTrial:
         """A kernel, against two of which the first ends with what one of its leaves stores."""
         scan = self._scans[kernel.name]
         if scan is not None:  # steps are planned with what one leaves near for the next, which costs here do not know
-            return Trial(kernel.level, kernel.estimate.seconds, None)
+            return JoinTrial(kernel.level, kernel.estimate.seconds, None)
         side = self._sides[scan]
         group = side.groups[kernel.name]
         first = _leading_to(next(n for n in group.nests if n.tensor.name == made), group.nests)
@@ -101,9 +101,9 @@ class Trials:
             stored = "what it would store takes the place of what others read"
             dearer = sum(p.score for p in parts) >= group.score
             reason = stored if dearer else "the search went another way"
-        return Trial(kernel.level, whole, apart, reason)
+        return JoinTrial(kernel.level, whole, apart, reason)
 
-    def nearer(self, kernel: Tile, made: str) -> Trial | None:
+    def nearer(self, kernel: Tile, made: str) -> JoinTrial | None:
         """What a kernel takes with one of its results kept at a nearer level, by a tile inside its own from where it is
         made to where it is read for the last time, and with one tile; None where there is no nearer cache."""
         side = self._sides[self._scans[kernel.name]]
@@ -116,19 +116,19 @@ class Trials:
         last = 1 + max(i for i, n in enumerate(nests) if any(t in n.reads() for t in nests[first].stores))
         given = inner_of(kernel)
         if given is not None and given.first <= first and last <= given.last:
-            return Trial(level, kernel.estimate.seconds, choice.seconds)
+            return JoinTrial(level, kernel.estimate.seconds, choice.seconds)
         if choice.footprint <= self._target.level(level).capacity // 2:
-            return Trial(level, None, choice.seconds, "all that the tile holds fits it as it is")
+            return JoinTrial(level, None, choice.seconds, "all that the tile holds fits it as it is")
         if choice.block or choice.step:
             walk = "a stream" if choice.block else "windows"
-            return Trial(level, None, choice.seconds, f"the kernel is walked in {walk} already")
+            return JoinTrial(level, None, choice.seconds, f"the kernel is walked in {walk} already")
         found = costs.backend.tile_again(nests, kernel_leaves(kernel), costs.context, costs.stored(nests), choice,
                                          Inner(first, last, (), level, 0))  # fmt: skip
         if found is None:
-            return Trial(level, None, choice.seconds, "no parts of the tile fit there and are all that others read")
+            return JoinTrial(level, None, choice.seconds, "no parts of the tile fit there and are all that others read")
         faster = found.seconds < choice.seconds
         reason = "it saves less than predictions of such kernels err" if faster else "it is predicted to be no faster"
-        return Trial(level, found.seconds, choice.seconds, reason)
+        return JoinTrial(level, found.seconds, choice.seconds, reason)
 
     def _nearer_level(self, kernel: Tile) -> str | None:
         """The cache inside that of a kernel's tile."""

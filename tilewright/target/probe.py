@@ -22,10 +22,10 @@ from tilewright.runtime import (
     CompileError,
     Compiler,
     CpuModel,
-    Machine,
+    KernelStage,
     ModelImage,
     ModelRunError,
-    Stage,
+    NativeMachine,
     build,
     compile_shared,
     default_flags,
@@ -137,7 +137,9 @@ def probe_source() -> str:
     return _SOURCE.read_text()
 
 
-def compile_probe(target: Target, features: frozenset[str], compiler: Compiler, machine: Machine, cache: Cache) -> Path:
+def compile_probe(
+    target: Target, features: frozenset[str], compiler: Compiler, machine: NativeMachine, cache: Cache
+) -> Path:
     flags = (*default_flags(compiler, machine), *probe_flags(target, features))
     return compile_shared(probe_source(), compiler, machine, cache, flags=flags, name="probe")
 
@@ -230,17 +232,17 @@ def _measured_levels(levels: Sequence[MemoryLevel], figures: Mapping[str, Figure
     return tuple(reversed(measured))
 
 
-def meeting_costs(workers: int, compiler: Compiler, machine: Machine, cache: Cache) -> tuple[float, float] | None:
+def meeting_costs(workers: int, compiler: Compiler, machine: NativeMachine, cache: Cache) -> tuple[float, float] | None:
     """Seconds from one stage to the next, and to hand out a tile that does nothing; None without threads, and where
     other programs had the cores: a worker that waits for one makes a meeting last a thousand times as long."""
     marks = np.zeros(_MEETINGS * workers * _SLOT, np.uint64)
     visits = tuple(
-        Stage("visit", workers, (BufferRef("output", 0),), scratch_bytes=64, balance="static", first_extent=i)
+        KernelStage("visit", workers, (BufferRef("output", 0),), scratch_bytes=64, balance="static", first_extent=i)
         for i in range(_MEETINGS)
     )
     extents = tuple(i * workers for i in range(_MEETINGS))
     meeting = ModelImage({"visit": _VISIT % _SLOT}, visits, (), (marks.nbytes,), extents=extents)
-    handing = ModelImage({"empty": _EMPTY}, (Stage("empty", _TILES * workers, ()),), (), ())
+    handing = ModelImage({"empty": _EMPTY}, (KernelStage("empty", _TILES * workers, ()),), (), ())
 
     def model(image: ModelImage) -> CpuModel:
         flags = default_flags(compiler, machine)

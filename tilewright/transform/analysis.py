@@ -27,7 +27,7 @@ class Relies(Enum):
 
 
 @dataclass(frozen=True)
-class Range:
+class LiveRange:
     """The computes between which a tensor is alive: made by the first, read for the last time by the last.
 
     Inputs are there before the first compute (-1); outputs live on after the last.
@@ -44,7 +44,7 @@ class Analysis:
     computes: tuple[Compute, ...]
     relations: Mapping[tuple[int, Tensor], Relies]
     depth: tuple[int, ...]
-    live: Mapping[Tensor, Range]
+    live: Mapping[Tensor, LiveRange]
     needs: tuple[tuple[int, ...], ...]  # the computes each one reads from
 
     def independent(self, one: int, other: int) -> bool:
@@ -84,7 +84,7 @@ def analyse(program: Program) -> Analysis:
             maker[tensor] = place
             first[tensor] = last[tensor] = place
     last |= {t: len(computes) for t in program.outputs if t in first}
-    live = {t: Range(start, last[t]) for t, start in first.items()}
+    live = {t: LiveRange(start, last[t]) for t, start in first.items()}
     return Analysis(computes, relations, tuple(depth), live, tuple(needs))
 
 

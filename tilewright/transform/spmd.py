@@ -20,7 +20,7 @@ from tilewright.errors import InternalError
 from tilewright.ir.analysis.pieces import part_of
 from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, reads
 from tilewright.ir.forms.mesh import Coordinates, Place, Spread, inside, overlap, relative, slices
-from tilewright.ir.forms.sharded import Exchange, Keep, Piece, Sharded, Stage
+from tilewright.ir.forms.sharded import Exchange, Keep, PipelineStage, Sharded, ShardedCompute
 from tilewright.ir.forms.tensor import Tensor, extents
 from tilewright.transform.clean.fold import replace_tensors
 
@@ -65,7 +65,7 @@ class When(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptArray:
     """An array that a rank keeps from one training step to the next: which part of which tensor it is at first, and
     which part of which array it is then."""
 
@@ -86,7 +86,7 @@ class RankProgram:
     outputs: Mapping[str, str]  # on rank 0: the array that each of the Program's outputs is, by name
     when: tuple[When, ...] = ()  # by step
     turns: tuple[int, ...] = ()
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[KeptArray, ...] = ()
 
     @property
     def segments(self) -> tuple[Program, ...]:
@@ -117,15 +117,15 @@ class _Rank:
     when: list[When] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     turned: list[int] = field(default_factory=list)  # by turn of a training step, how many steps are before it
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[KeptArray, ...] = ()
     number: int = 0  # of the stage that is looked at
-    stage: Stage = field(init=False)
+    stage: PipelineStage = field(init=False)
     at: Coordinates = ()
 
     def __post_init__(self) -> None:
         self.states = {keep.tensor for stage in self.sharded.stages for keep in stage.keeps}
-        self.makers = {t: n for n, stage in enumerate(self.sharded.stages) for s in stage.steps if isinstance(s, Piece)
-                       for t in s.compute.outputs}  # fmt: skip
+        self.makers = {t: n for n, stage in enumerate(self.sharded.stages) for s in stage.steps
+                       if isinstance(s, ShardedCompute) for t in s.compute.outputs}  # fmt: skip
         self.names.update(tensor.name for tensor in self.sharded.program.tensors())
 
     def run(self) -> RankProgram:
@@ -134,7 +134,7 @@ class _Rank:
                 self._stage(number, stage)
         return self._assembled(self._outputs())
 
-    def _stage(self, number: int, stage: Stage) -> None:
+    def _stage(self, number: int, stage: PipelineStage) -> None:
         self.number, self.stage, self.at = number, stage, stage.mesh.coordinates[self.rank - stage.first]
         ends = (0, *stage.turns, len(stage.steps))
         for begin, end in pairwise(ends):
@@ -144,7 +144,9 @@ class _Rank:
                 else:
                     self._piece(step)
             self._flush()
-            self._send_on({t for s in stage.steps[begin:end] if isinstance(s, Piece) for t in s.compute.outputs})
+            self._send_on(
+                {t for s in stage.steps[begin:end] if isinstance(s, ShardedCompute) for t in s.compute.outputs}
+            )
             self.turned.append(len(self.steps))
         if self.rank == stage.first != 0:  # of a training step when all parts of its batch are done
             for tensor in self.sharded.program.outputs:
@@ -203,7 +205,7 @@ class _Rank:
         self.names.add(name)
         return Tensor(name, tuple(count for _, count in place), tensor.dtype)
 
-    def _held(self, piece: Piece) -> dict[Tensor, tuple[Tensor, Place]]:
+    def _held(self, piece: ShardedCompute) -> dict[Tensor, tuple[Tensor, Place]]:
         found: dict[Tensor, tuple[Tensor, Place]] = {}
         for tensor, spread in piece.reads.items():
             local = self._local(tensor, spread)
@@ -214,7 +216,7 @@ class _Rank:
 
     # --- steps
 
-    def _piece(self, piece: Piece) -> None:
+    def _piece(self, piece: ShardedCompute) -> None:
         compute = piece.compute
         if not isinstance(compute, Map | Reduce):
             moved = {t: self._local(t, spread) for t, spread in piece.reads.items()}
@@ -294,7 +296,7 @@ class _Rank:
         if peer is not None:
             self._add(_whole("send", step.tensor, step.tensor.name, takes=peer), maker)
 
-    def _peer(self, tensor: Tensor, maker: int, stage: Stage, rank: int) -> int | None:
+    def _peer(self, tensor: Tensor, maker: int, stage: PipelineStage, rank: int) -> int | None:
         """From whom a rank takes a tensor for a stage; None where it has made it, or has it for a stage before."""
         made = self.sharded.stages[maker]
         earlier = [s for s in takewhile(lambda each: each is not stage, self.sharded.stages) if rank in s.ranks]
@@ -345,10 +347,10 @@ class _Rank:
         turns = tuple(len(found) - left for left in reversed(behind))[:-1] if self.stage.turns else ()
         return RankProgram(self.rank, tuple(reversed(found)), outputs, tuple(reversed(when)), turns, self.kept)
 
-    def _carried(self, keep: Keep) -> Kept:
+    def _carried(self, keep: Keep) -> KeptArray:
         here, following = self._local(keep.tensor, keep.spread), self._local(keep.following, keep.held)
         place, held = self._place(keep.tensor, keep.spread), self._place(keep.following, keep.held)
-        return Kept(here.name, keep.tensor, place, following.name, slices(relative(place, held)))
+        return KeptArray(here.name, keep.tensor, place, following.name, slices(relative(place, held)))
 
     def _program(self, computes: list[Compute], needed: set[str]) -> Program | None:
         """Of some computes what others need of them; None where that is nothing."""
@@ -367,7 +369,7 @@ class _Rank:
         return Program(inputs, tuple(_in_order(kept, needed)), tuple(kept), constants)
 
 
-def _is_taken(tensor: Tensor, stage: Stage) -> bool:
+def _is_taken(tensor: Tensor, stage: PipelineStage) -> bool:
     return any(isinstance(s, Exchange) and s.kind == "send" and s.tensor is tensor for s in stage.steps)
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from tilewright.schedule.price import priced
 from tilewright.tile_graph.plan.form import Plan
 from tilewright.tune.parts import edited
-from tilewright.tune.subjects import Model, Subject, Trial
+from tilewright.tune.subjects import Subject, Trial, TunedModel
 
 
 @dataclass(frozen=True)
-class Choice:
+class TunedChoice:
     """A subject with a plan that measured, or is believed to be, faster than its own."""
 
     subject: Subject
@@ -26,7 +26,7 @@ class Choice:
         return f"{1 / self.ratio:.2f} times as fast as the best predicted{sums}"
 
 
-def apart(choices: Sequence[Choice], gain: Callable[[Choice], float]) -> list[Choice]:
+def apart(choices: Sequence[TunedChoice], gain: Callable[[TunedChoice], float]) -> list[TunedChoice]:
     """Choices of which no two change the same kernel, those first that gain most."""
     taken: set[str] = set()
     kept = []
@@ -37,7 +37,7 @@ def apart(choices: Sequence[Choice], gain: Callable[[Choice], float]) -> list[Ch
     return kept
 
 
-def with_choices(model: Model, choices: Sequence[Choice], said: Mapping[str, str]) -> Plan:
+def with_choices(model: TunedModel, choices: Sequence[TunedChoice], said: Mapping[str, str]) -> Plan:
     """The plan with these choices; every kernel says, for people, what is `said` of what it stores."""
     edits = [edit for choice in choices for edit in choice.trial.edits]
     plan = edited(model.program, model.plan, model.target, edits)

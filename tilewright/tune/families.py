@@ -38,7 +38,7 @@ POOLED: Shares = (0.2, 0.4, 0.4)
 
 
 @dataclass(frozen=True)
-class Expected:
+class GainEstimate:
     """The logarithm of a ratio to the planner's own: its mean, and how far it may be from it."""
 
     mean: float
@@ -66,7 +66,7 @@ class Beliefs:
         self.changes.append(change * _SCALES)
         self.surprises.append(log(ratio) - float(change[0]))
 
-    def expected(self, waiting: Sequence[tuple[Key, Array]]) -> list[Expected]:
+    def expected(self, waiting: Sequence[tuple[Key, Array]]) -> list[GainEstimate]:
         """Of every trial that waits."""
         if not waiting:
             return []
@@ -80,7 +80,7 @@ class Beliefs:
             solved = np.linalg.solve(among, across.T)
             means = means + solved.T @ np.array(self.surprises)
             apart = apart - (across * solved.T).sum(1)
-        return [Expected(float(m), sqrt(max(0.0, float(v)) + _NOISE**2)) for m, v in zip(means, apart, strict=True)]
+        return [GainEstimate(float(m), sqrt(max(0.0, float(v)) + _NOISE**2)) for m, v in zip(means, apart, strict=True)]
 
     def _alike(self, some: Sequence[Key], others: Sequence[Key]) -> Array:
         """How much of a weight's variance trials have in common."""

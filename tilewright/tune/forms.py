@@ -31,7 +31,7 @@ from tilewright.tile_graph.plan.form import Plan
 from tilewright.tune.answers import answers, are_same
 from tilewright.tune.arithmetic import sums_in_common
 from tilewright.tune.fresh import measured
-from tilewright.tune.models import Builder, profiled, sat
+from tilewright.tune.models import TrialBuilder, profiled, sat
 from tilewright.tune.timing import Beside
 from tilewright.tune.tuner import LEAST_GAIN, tune_plan
 
@@ -191,7 +191,7 @@ class _Forms:
             return None
         if not self.options.tune_arithmetic and not sums_in_common(own[1], other[1]):
             return None
-        builders = [Builder(program, target, self.options) for program, _ in (own, other)]
+        builders = [TrialBuilder(program, target, self.options) for program, _ in (own, other)]
         begin = time.perf_counter()
         with builders[0].built(own[1]) as first:
             self.building = time.perf_counter() - begin

@@ -18,7 +18,7 @@ from tilewright.ir.text.text import program_text
 from tilewright.options import Options
 from tilewright.target import Target, from_json
 from tilewright.tile_graph.plan.form import Plan
-from tilewright.tune.models import Builder, Times, sat
+from tilewright.tune.models import CallTimes, TrialBuilder, sat
 
 # What it is given and gives goes through files that nobody else may read or write.
 _CHILD = """
@@ -36,7 +36,7 @@ Planned = tuple[Program, Plan]
 
 def measured(
     models: tuple[Planned, Planned], target: Target, options: Options, seconds: float, most: float | None = None
-) -> Times | None:
+) -> CallTimes | None:
     """Two plans, of one Program or of two with the same inputs and outputs. None where no process can be started, or it
     could not do it; a TimeoutError where all of it takes longer than `most` seconds."""
     if not sys.executable or os.name != "posix":
@@ -58,15 +58,15 @@ def measured(
             raise TimeoutError(f"not measured within {most} seconds") from error
         if done.returncode:
             return None
-        times: Times = pickle.loads(found.read_bytes())
+        times: CallTimes = pickle.loads(found.read_bytes())
         return times
 
 
 def _sat(
     texts: list[tuple[str, dict[str, np.ndarray], str]], target: str, options: Options, seconds: float
-) -> Times:
+) -> CallTimes:
     programs = [parse_program(text, constants) for text, constants, _ in texts]
     plans = [Plan.from_json(plan) for _, _, plan in texts]
-    builders = [Builder(program, from_json(target), options) for program in programs]
+    builders = [TrialBuilder(program, from_json(target), options) for program in programs]
     with builders[0].built(plans[0]) as own, builders[1].built(plans[1]) as other:
         return sat(programs[0], own, other, seconds)

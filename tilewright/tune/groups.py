@@ -21,7 +21,7 @@ from tilewright.tune.parts import Edit, replaced
 
 
 @dataclass(frozen=True)
-class Group:
+class KernelGroup:
     """Kernels of a plan, by position, that are equal but for their tensors; the first stands for all."""
 
     members: tuple[int, ...]
@@ -57,7 +57,7 @@ class Group:
                 for name, place, some in zip(names, self.members, layouts, strict=True)]  # fmt: skip
 
 
-def find_groups(program: Program, plan: Plan, target: Target) -> list[Group]:
+def find_groups(program: Program, plan: Plan, target: Target) -> list[KernelGroup]:
     """The kernels of a plan, equal ones together; those that share a launch keep the threads they agreed on."""
     computes = all_computes(program)
     shared = shared_constants(program, plan)
@@ -81,10 +81,10 @@ def find_groups(program: Program, plan: Plan, target: Target) -> list[Group]:
         found.setdefault(key, []).append(
             (position, backend.variants(kernel, nests, program, plan, context, kernel_tile))
         )
-    return [Group(tuple(p for p, _ in members), tuple(v for _, v in members)) for members in found.values()]
+    return [KernelGroup(tuple(p for p, _ in members), tuple(v for _, v in members)) for members in found.values()]
 
 
-def with_choices(program: Program, plan: Plan, choices: Sequence[tuple[Group, Tile]]) -> Plan:
+def with_choices(program: Program, plan: Plan, choices: Sequence[tuple[KernelGroup, Tile]]) -> Plan:
     """The plan with these groups run another way, their constants packed to suit."""
     return replaced(program, plan, [edit for group, chosen in choices for edit in group.edits(chosen)])
 

@@ -22,11 +22,11 @@ from tilewright.tile_graph.plan.form import Plan
 from tilewright.tune.families import family
 from tilewright.tune.features import Told, features
 from tilewright.tune.groups import find_groups
-from tilewright.tune.parts import Part, part_of, plan_key
-from tilewright.tune.reader import Reader
+from tilewright.tune.parts import TunedPart, part_of, plan_key
+from tilewright.tune.reader import RecordReader
 from tilewright.tune.records import Machine, Measurement, Records, digest
 
-Believed = Callable[[Part], float | None]  # seconds
+Believed = Callable[[TunedPart], float | None]  # seconds
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def with_records(
     return plan.with_kernels(told)
 
 
-def _alone(program: Program, plan: Plan, target: Target) -> Iterator[tuple[tuple[int, ...], list[Part]]]:
+def _alone(program: Program, plan: Plan, target: Target) -> Iterator[tuple[tuple[int, ...], list[TunedPart]]]:
     """Kernels that start by themselves, by position, equal ones together, and each as a part."""
     for group in find_groups(program, plan, target):
         kernels = [plan.kernels[place] for place in group.members]
@@ -68,7 +68,7 @@ def _alone(program: Program, plan: Plan, target: Target) -> Iterator[tuple[tuple
             yield group.members, [part_of(program, plan, [kernel.name], target) for kernel in kernels]
 
 
-def _key(part: Part) -> tuple[str, str]:
+def _key(part: TunedPart) -> tuple[str, str]:
     """Program and plan, as records have them."""
     return digest(part.text), plan_key(part.own)
 
@@ -86,11 +86,11 @@ class _ByFamilies:
     told: Mapping[tuple[str, str], Sequence[Told]]  # of the parts that are asked for
 
     @staticmethod
-    def of(parts: Sequence[Part], target: Target, records: Records, ours: Sequence[Measurement]) -> _ByFamilies:
+    def of(parts: Sequence[TunedPart], target: Target, records: Records, ours: Sequence[Measurement]) -> _ByFamilies:
         told = {_key(part): _told(part.program, part.own, target) for part in parts}
         return _ByFamilies(tuple(_tasks(records, ours, told)), told)
 
-    def seconds(self, part: Part) -> float | None:
+    def seconds(self, part: TunedPart) -> float | None:
         """None where nothing else was measured, or predictions know no such kernel."""
         own = self.told[_key(part)]
         others = [task for task in self.tasks if task.program != digest(part.text)]
@@ -105,7 +105,7 @@ def _tasks(
     records: Records, ours: Sequence[Measurement], known: Mapping[tuple[str, str], Sequence[Told]]
 ) -> Iterator[_Task]:
     """By the first that was measured of each: the planner's own plan. What is `known` is not priced again."""
-    reader = Reader(records)
+    reader = RecordReader(records)
     for one in {m.task: m for m in reversed(ours)}.values():
         key = (one.program, digest(json.dumps(one.plan, sort_keys=True)))
         told = known[key] if key in known else _told(*reader.parts(one))

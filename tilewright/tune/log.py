@@ -14,7 +14,7 @@ from tilewright.options import Options
 from tilewright.runtime import Cache, content_key
 from tilewright.target import Target
 from tilewright.tile_graph.plan.form import Plan
-from tilewright.tune.parts import Part, plan_key
+from tilewright.tune.parts import TunedPart, plan_key
 from tilewright.tune.records import Anchor, Machine, Measurement, RecordError, Records, Writer, digest, read
 from tilewright.tune.subjects import Subject, why_illegal
 from tilewright.tune.timing import Beside
@@ -26,7 +26,7 @@ _NOTCH = 1.57  # the bound of a median by the spread between quartiles, over the
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """What a plan of a part took over the planner's own."""
 
     plan: Plan
@@ -35,7 +35,7 @@ class Outcome:
 
 
 @dataclass
-class State:
+class TuningState:
     """What tuning of a model has come to."""
 
     seconds: float = 0.0  # spent so far
@@ -71,7 +71,7 @@ class Log:
         self.state = self._kept()
         given = options.tune_records
         self.path = given if given is not None else options.cache_dir / FOLDER / f"{self.key[:32]}{SUFFIX}"
-        self.known: dict[str, dict[str, tuple[Measurement, Outcome | None]]] = {}
+        self.known: dict[str, dict[str, tuple[Measurement, TrialOutcome | None]]] = {}
         if options.tune is None and not self.path.is_file():
             raise RecordError(f"there is no file {self.path} of records; with tune='2m' it is written")
         self._take(self.records())
@@ -81,9 +81,9 @@ class Log:
         """All that the file has by now."""
         return read(self.path) if self.path.is_file() else Records()
 
-    def _kept(self) -> State:
+    def _kept(self) -> TuningState:
         found = self.cache.get(self.key)
-        return State() if found is None else State(**json.loads(found.read_text()))
+        return TuningState() if found is None else TuningState(**json.loads(found.read_text()))
 
     def keep(self) -> None:
         self.cache.put(self.key, json.dumps(asdict(self.state)).encode())
@@ -104,14 +104,14 @@ class Log:
         plans = self.known.setdefault(measurement.task, {})
         plans[digest(json.dumps(measurement.plan, sort_keys=True))] = (measurement, None)
 
-    def is_known(self, part: Part, key: str) -> bool:
+    def is_known(self, part: TunedPart, key: str) -> bool:
         return key in self.known.get(part.task, {}) or f"{part.task} {key}" in self.state.refused
 
-    def count(self, part: Part) -> int:
+    def count(self, part: TunedPart) -> int:
         """Plans of a part that were measured, its own not counted."""
         return max(0, len(self.known.get(part.task, {})) - 1)
 
-    def outcomes(self, part: Part) -> list[Outcome]:
+    def outcomes(self, part: TunedPart) -> list[TrialOutcome]:
         """What is known of other plans of a part than its own, fastest first; they are checked as a planner's are."""
         plans = self.known.get(part.task, {})
         own = plan_key(part.own)
@@ -120,7 +120,7 @@ class Log:
                 plans[key] = (measurement, self._outcome(part, measurement))
         return sorted((o for key, (_, o) in plans.items() if o is not None and key != own), key=lambda o: o.ratio)
 
-    def _outcome(self, part: Part, measurement: Measurement) -> Outcome:
+    def _outcome(self, part: TunedPart, measurement: Measurement) -> TrialOutcome:
         try:
             plan = Plan.from_json(json.dumps(measurement.plan))
         except InternalError as error:
@@ -129,9 +129,9 @@ class Log:
         if wrong is not None:
             raise RecordError(f"{self.path}: a plan of task {measurement.task}: {wrong}")
         ratio = measurement.microseconds / measurement.anchor.around
-        return Outcome(plan, ratio, ratio * (1 + _NOTCH * measurement.spread / measurement.rounds**0.5))
+        return TrialOutcome(plan, ratio, ratio * (1 + _NOTCH * measurement.spread / measurement.rounds**0.5))
 
-    def refuse(self, part: Part, key: str) -> None:
+    def refuse(self, part: TunedPart, key: str) -> None:
         self.state.refused.append(f"{part.task} {key}")
         self.keep()
 
@@ -154,7 +154,7 @@ class Log:
             Anchor(anchor, anchor * found.itself.middle),
         )  # fmt: skip
 
-    def _write(self, measurement: Measurement, part: Part) -> None:
+    def _write(self, measurement: Measurement, part: TunedPart) -> None:
         if self._writer is None:
             self._make_room()
             self._writer = Writer(self.path)

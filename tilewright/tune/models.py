@@ -34,7 +34,7 @@ _PATIENCE = 1.0  # times the seconds of a sitting that it may take longer
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltTrials:
     """A model as one plan makes it."""
 
     plan: Plan
@@ -43,7 +43,7 @@ class Built:
 
 
 @dataclass(frozen=True)
-class Times:
+class CallTimes:
     """Seconds of every call: of the anchor in one run more than of the other, whose runs lie between."""
 
     anchors: Array
@@ -58,7 +58,7 @@ class Times:
         return beside(self.anchors.sum(1), self.taken.sum(1))
 
 
-class Builder:
+class TrialBuilder:
     """Makes models of one Program by plans that have most of their kernels in common."""
 
     def __init__(self, program: Program, target: Target, options: Options) -> None:
@@ -69,7 +69,7 @@ class Builder:
         self._texts: dict[tuple[str, int], tuple[Kernel, tuple[Kernel, dict[str, str]]]] = {}
 
     @contextmanager
-    def built(self, plan: Plan, meanwhile: Callable[[], None] = lambda: None) -> Iterator[Built]:
+    def built(self, plan: Plan, meanwhile: Callable[[], None] = lambda: None) -> Iterator[BuiltTrials]:
         """The model by a plan; `meanwhile` is called once compilers are at work on all of its kernels."""
         # packed weights of a plan that is only tried are not worth a place in the cache
         with tempfile.TemporaryDirectory(prefix="tilewright-tune-") as folder:
@@ -82,7 +82,7 @@ class Builder:
                 runner = self.backend.load(sources, written, self.program, plan, self.target, self.options,
                                            weights_dir=Path(folder), early=early)  # fmt: skip
             try:
-                yield Built(plan, loops, runner)
+                yield BuiltTrials(plan, loops, runner)
             finally:
                 runner.close()
 
@@ -114,7 +114,7 @@ class Builder:
         return self._texts[key][1]
 
 
-def profiled(program: Program, model: Built, seconds: float) -> tuple[Array, float]:
+def profiled(program: Program, model: BuiltTrials, seconds: float) -> tuple[Array, float]:
     """Seconds of every call, of some runs in the middle: enough to tell what takes most of the time. And those that go
     by in a run, which are more where other programs run: a clock of the processor does not count them."""
     inputs, outputs = ports(program)
@@ -125,11 +125,11 @@ def profiled(program: Program, model: Built, seconds: float) -> tuple[Array, flo
     return np.maximum(np.median(runs[1:], axis=0), 1e-9), (time.perf_counter() - begin) / len(runs)
 
 
-def sat(program: Program, own: Built, other: Built, seconds: float) -> Times:
+def sat(program: Program, own: BuiltTrials, other: BuiltTrials, seconds: float) -> CallTimes:
     """Rounds of both in turn: as many as the seconds hold, and longer where the anchors of too few of them agree."""
     inputs, outputs = ports(program)
 
-    def run(model: Built) -> Array:
+    def run(model: BuiltTrials) -> Array:
         return np.asarray(model.runner.profile(inputs, outputs), np.float64) * 1e-9
 
     for model in (own, other):
@@ -146,10 +146,10 @@ def sat(program: Program, own: Built, other: Built, seconds: float) -> Times:
         anchors.append(run(own))
         before, after = anchors[-2].sum(), anchors[-1].sum()
         steady += max(before, after) <= STEADY * min(before, after)
-    return Times(np.maximum(np.array(anchors), 1e-9), np.maximum(np.array(taken), 1e-9))
+    return CallTimes(np.maximum(np.array(anchors), 1e-9), np.maximum(np.array(taken), 1e-9))
 
 
-def calls_within(tensors: frozenset[str], program: Program, model: Built) -> list[int]:
+def calls_within(tensors: frozenset[str], program: Program, model: BuiltTrials) -> list[int]:
     """The calls of kernels whose leaves store nothing but these."""
     kernels = [k for k in model.plan.kernels if all(leaf.tensor in tensors for leaf in k.leaves)]
     return calls_of(kernels, program, model.loops)

@@ -48,7 +48,7 @@ def cut_out(
 
 
 @dataclass(frozen=True)
-class Part:
+class TunedPart:
     """Kernels of a model's Plan, by name, as a Program without the values of its weights, and how they are planned."""
 
     kernels: tuple[str, ...]
@@ -70,7 +70,7 @@ class Part:
         return frozenset(leaf.tensor for kernel in self.own.kernels for leaf in kernel.leaves)
 
 
-def part_of(program: Program, plan: Plan, kernels: Iterable[str], target: Target) -> Part:
+def part_of(program: Program, plan: Plan, kernels: Iterable[str], target: Target) -> TunedPart:
     """Kernels with all that they share a Scan or a launch with."""
     chosen = [unit for unit in units_of(plan) if not set(kernels).isdisjoint(_names(unit))]
     scans = frozenset(unit.scan for unit in chosen if unit.over == "steps" and unit.scan is not None)
@@ -80,7 +80,7 @@ def part_of(program: Program, plan: Plan, kernels: Iterable[str], target: Target
     alone = cut_out(program, [k for unit in chosen if unit.over != "steps" for k in kernels_of(unit)], scans, beside)
     alone = replace(alone, constants={t: np.broadcast_to(np.zeros((), t.dtype.numpy), a.shape)
                                       for t, a in alone.constants.items()})  # fmt: skip
-    return Part(tuple(k.name for k in inside), alone, planned(alone, plan, chosen, target))
+    return TunedPart(tuple(k.name for k in inside), alone, planned(alone, plan, chosen, target))
 
 
 def _read_by(kernels: Sequence[Tile], program: Program) -> frozenset[Tensor]:
@@ -250,5 +250,3 @@ def renamed(plan: Plan, names: Mapping[str, str]) -> Plan:
 def plan_key(plan: Plan) -> str:
     """Tells plans of one part apart."""
     return digest(json.dumps(json.loads(bare(plan).to_json()), sort_keys=True))
-
-

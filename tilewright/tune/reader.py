@@ -12,7 +12,7 @@ from tilewright.tune.features import Told, features
 from tilewright.tune.records import Measurement, Records, read_program
 
 
-class Reader:
+class RecordReader:
     """Programs and machines are read once."""
 
     def __init__(self, records: Records) -> None:

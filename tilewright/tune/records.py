@@ -65,7 +65,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Pair:
+class RecordPair:
     """Two measurements of one sitting whose plans differ in one decision."""
 
     id: str
@@ -97,7 +97,7 @@ class Measurement:
     spread: float  # of these ratios between the quartiles, as a part of the median
     rounds: int
     anchor: Anchor
-    pairs: tuple[Pair, ...] = ()
+    pairs: tuple[RecordPair, ...] = ()
 
 
 @dataclass
@@ -258,7 +258,7 @@ class _Line:
             self.one_of(given, "caches", CACHES), self.number(given, "microseconds", above=0.0),
             self.number(given, "spread"), self.count(given, "rounds"),
             Anchor(self.number(anchor, "around", above=0.0), self.number(anchor, "beside", above=0.0)),
-            tuple(Pair(self.text(p, "id"), self.text(p, "decision")) for p in pairs),
+            tuple(RecordPair(self.text(p, "id"), self.text(p, "decision")) for p in pairs),
         )  # fmt: skip
 
     def known(self, given: Mapping[str, Any], names: tuple[str, ...]) -> None:

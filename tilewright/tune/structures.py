@@ -15,7 +15,7 @@ from tilewright.schedule.tree import in_tree
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.memo import Memo
 from tilewright.tile_graph.plan.form import Plan, Tile
-from tilewright.tune.parts import Part, bare
+from tilewright.tune.parts import TunedPart, bare
 
 _FACTOR = 8.0  # by which a machine that leans another way is faster or slower in one thing
 
@@ -52,7 +52,7 @@ def apart(program: Program, target: Target) -> Iterator[Plan]:
     yield from _planned(program, target, Memo(), whole=False)
 
 
-def together(part: Part, whole: Plan, target: Target) -> Iterator[Plan]:
+def together(part: TunedPart, whole: Plan, target: Target) -> Iterator[Plan]:
     """The part's kernels in one launch, those first that take longest, as `whole` predicts them."""
     by_name = {kernel.name: kernel for kernel in whole.kernels}
     longest_first = sorted((by_name[name] for name in part.kernels), key=lambda k: -k.estimate.seconds)

@@ -10,21 +10,21 @@ from functools import cached_property, partial
 from itertools import zip_longest
 
 from tilewright.backend import backend_for
-from tilewright.backend.cpu.kernel.variants import Variants, shared_constants
+from tilewright.backend.cpu.kernel.variants import CpuVariants, shared_constants
 from tilewright.errors import InternalError, printable
 from tilewright.ir.forms.compute import Program, all_computes
 from tilewright.lower.program import lower_program
-from tilewright.schedule.policies import Kernels, policy_plans
+from tilewright.schedule.policies import PolicyKernels, policy_plans
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Leaf, Plan, Tile
 from tilewright.tile_graph.traffic.held import plan_nests
 from tilewright.tune.arithmetic import sums_of, sums_of_plan
-from tilewright.tune.groups import Group, find_groups
+from tilewright.tune.groups import KernelGroup, find_groups
 from tilewright.tune.kinds import kind_of_nests
 from tilewright.tune.pairs import Surroundings, beside, launches, neighbours
-from tilewright.tune.parts import Edit, Part, bare, kernels_of, part_of, plan_key, renamed, replaced, units_of
+from tilewright.tune.parts import Edit, TunedPart, bare, kernels_of, part_of, plan_key, renamed, replaced, units_of
 from tilewright.tune.structures import apart, joins, structures, together
 
 _LOG = logging.getLogger("tilewright")
@@ -33,7 +33,7 @@ _WORTH_A_LOOK = 1.5  # times as long as planned that another structure may be pr
 
 
 @dataclass(frozen=True)
-class Model:
+class TunedModel:
     """What is tuned, as it is planned."""
 
     program: Program
@@ -56,7 +56,7 @@ class Model:
     def surroundings(self) -> Surroundings:
         return Surroundings(self.program, self.plan, self.target, self.nests, self.shared)
 
-    def part(self, kernels: Sequence[str]) -> Part:
+    def part(self, kernels: Sequence[str]) -> TunedPart:
         return part_of(self.program, self.plan, kernels, self.target)
 
 
@@ -76,9 +76,9 @@ class Trial:
 class Subject:
     """Equal parts of a model, of which the first stands for all, and the other plans there are of it."""
 
-    model: Model
-    part: Part
-    others: tuple[tuple[Part, Mapping[str, str]], ...]  # with their names of what the first names
+    model: TunedModel
+    part: TunedPart
+    others: tuple[tuple[TunedPart, Mapping[str, str]], ...]  # with their names of what the first names
     plans: Iterator[Plan | None]  # nothing where one that was looked at is none
     met: set[str] = field(init=False)  # plans that have had their turn, by key
     is_done: bool = False
@@ -136,7 +136,7 @@ class Subject:
         return Trial(plan, tuple(edits))
 
 
-def _edits(part: Part, plan: Plan, constants: set[str]) -> Iterator[Edit]:
+def _edits(part: TunedPart, plan: Plan, constants: set[str]) -> Iterator[Edit]:
     """What makes of a part's kernels in the model those of another plan of the part."""
     wanted = dict(plan.layouts)
     packed = {name: wanted.get(name) for name in constants}
@@ -154,7 +154,7 @@ def _stored(plan: Plan) -> list[list[list[str]]]:
     return [[[leaf.tensor for leaf in kernel.leaves] for kernel in kernels_of(unit)] for unit in units_of(plan)]
 
 
-def find_subjects(model: Model) -> Iterator[Subject]:
+def find_subjects(model: TunedModel) -> Iterator[Subject]:
     """Kernels, then kernels that share a launch, then neighbours, then kernels that may share a launch."""
     groups = find_groups(model.program, model.plan, model.target)
     groups.sort(key=lambda group: -group.own.estimate.seconds * len(group.members))
@@ -182,7 +182,7 @@ def find_subjects(model: Model) -> Iterator[Subject]:
             yield found
 
 
-def why_illegal(part: Part, plan: Plan, target: Target) -> InternalError | None:
+def why_illegal(part: TunedPart, plan: Plan, target: Target) -> InternalError | None:
     """What is wrong with a plan of a part: with its grammar, its Loops, or what the machine can start."""
     backend = backend_for(target)
     try:
@@ -193,12 +193,12 @@ def why_illegal(part: Part, plan: Plan, target: Target) -> InternalError | None:
     return None
 
 
-def _subject(model: Model, members: Sequence[Sequence[str]]) -> Subject | None:
+def _subject(model: TunedModel, members: Sequence[Sequence[str]]) -> Subject | None:
     """None where the kernels cannot stand for themselves."""
     part = model.part(members[0])
     if why_illegal(part, part.own, model.target) is not None:
         return None
-    others: list[tuple[Part, Mapping[str, str]]] = []
+    others: list[tuple[TunedPart, Mapping[str, str]]] = []
     taken = set(part.kernels)
     for names in members[1:]:
         other = model.part(names)  # of a Scan all that is in its steps, which may be two of the members
@@ -208,7 +208,7 @@ def _subject(model: Model, members: Sequence[Sequence[str]]) -> Subject | None:
     return Subject(model, part, tuple(others), iter(()))
 
 
-def _names(model: Model, theirs: Sequence[str], ours: Sequence[str]) -> dict[str, str]:
+def _names(model: TunedModel, theirs: Sequence[str], ours: Sequence[str]) -> dict[str, str]:
     """What equal kernels call what others call by other names."""
     found: dict[str, str] = {}
     by_name = {kernel.name: kernel for kernel in model.plan.kernels}
@@ -222,7 +222,7 @@ def _names(model: Model, theirs: Sequence[str], ours: Sequence[str]) -> dict[str
     return found
 
 
-def _variants(subject: Subject, group: Group) -> Iterator[Plan | None]:
+def _variants(subject: Subject, group: KernelGroup) -> Iterator[Plan | None]:
     """The kernel run another way."""
     model, part, first = subject.model, subject.part, group.variants[0]
     place = part.own.kernels[part.kernels.index(group.own.name)].name
@@ -232,7 +232,9 @@ def _variants(subject: Subject, group: Group) -> Iterator[Plan | None]:
         return model.arithmetic or sums_of(leaves) == own
 
     # what objectives count is counted of a CPU's leaves
-    ranked = first.ranked(admits, partial(_by_policies, first)) if isinstance(first, Variants) else first.ranked(admits)
+    ranked = (
+        first.ranked(admits, partial(_by_policies, first)) if isinstance(first, CpuVariants) else first.ranked(admits)
+    )
     for tile in ranked:
         layouts = {**{t.name: None for t in first.layouts(first.kernel)},
                    **{t.name: layout for t, layout in first.layouts(tile).items()}}  # fmt: skip
@@ -244,9 +246,9 @@ def _variants(subject: Subject, group: Group) -> Iterator[Plan | None]:
         yield made if wrong is None else None
 
 
-def _by_policies(variants: Variants, plans: Sequence[Tile]) -> list[Tile]:
+def _by_policies(variants: CpuVariants, plans: Sequence[Tile]) -> list[Tile]:
     """Those that are worth measuring first, by the kernel's dependences."""
-    return policy_plans(Kernels(plans, variants.nests, variants.context)) if plans else []
+    return policy_plans(PolicyKernels(plans, variants.nests, variants.context)) if plans else []
 
 
 def _structures(subject: Subject) -> Iterator[Plan | None]:
@@ -276,5 +278,3 @@ def _in_turn(one: Iterator[Plan | None], other: Iterator[Plan | None]) -> Iterat
     """Plans of both, one each as long as both have some."""
     for pair in zip_longest(one, other):
         yield from pair
-
-

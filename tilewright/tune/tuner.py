@@ -20,15 +20,15 @@ from tilewright.schedule.planner import kernel_seconds
 from tilewright.target import Target
 from tilewright.tile_graph.plan.form import Plan
 from tilewright.tune.answers import Array, answers, are_same
-from tilewright.tune.choices import Choice, apart, with_choices
+from tilewright.tune.choices import TunedChoice, apart, with_choices
 from tilewright.tune.families import Beliefs, Key, change, family, unchanged
 from tilewright.tune.features import Told, features
 from tilewright.tune.fresh import measured
 from tilewright.tune.known import with_records
-from tilewright.tune.log import Log, Outcome
-from tilewright.tune.models import Builder, Built, Times, calls_within, profiled, sat
+from tilewright.tune.log import Log, TrialOutcome
+from tilewright.tune.models import BuiltTrials, CallTimes, TrialBuilder, calls_within, profiled, sat
 from tilewright.tune.parts import edited
-from tilewright.tune.subjects import Model, Subject, Trial, find_subjects
+from tilewright.tune.subjects import Subject, Trial, TunedModel, find_subjects
 
 _LOG = logging.getLogger("tilewright")
 
@@ -48,7 +48,7 @@ _TURNS = 2  # that a trial has where what else ran disturbed it
 
 def tune_plan(program: Program, plan: Plan, target: Target, options: Options) -> Plan:
     """The plan with what measured faster; what was measured before is not again."""
-    model = Model(program, plan, target, options.tune_arithmetic)
+    model = TunedModel(program, plan, target, options.tune_arithmetic)
     try:
         unable = backend_for(target).untunable(target)
         if options.tune is not None and unable is not None:
@@ -60,9 +60,9 @@ def tune_plan(program: Program, plan: Plan, target: Target, options: Options) ->
         raise ToolError(str(error)) from error
 
 
-def _as_recorded(model: Model, log: Log) -> Plan:
+def _as_recorded(model: TunedModel, log: Log) -> Plan:
     """What records say is faster, without measuring."""
-    chosen = [Choice(subject, trial, outcome.ratio) for subject in find_subjects(model)
+    chosen = [TunedChoice(subject, trial, outcome.ratio) for subject in find_subjects(model)
               if (outcome := _best(log.outcomes(subject.part))) is not None
               and (trial := subject.trial(outcome.plan)) is not None]  # fmt: skip
     kept = apart(chosen, lambda choice: 1 - choice.ratio)
@@ -72,7 +72,7 @@ def _as_recorded(model: Model, log: Log) -> Plan:
     return with_choices(model, kept, said)
 
 
-def _best(outcomes: Sequence[Outcome]) -> Outcome | None:
+def _best(outcomes: Sequence[TrialOutcome]) -> TrialOutcome | None:
     return next((o for o in outcomes if o.high < 1 and o.ratio < 1 - LEAST_GAIN), None)
 
 
@@ -120,10 +120,10 @@ def _told(subject: Subject, plan: Plan) -> Sequence[Told]:
 
 
 class _Tuner:
-    def __init__(self, model: Model, options: Options, log: Log) -> None:
+    def __init__(self, model: TunedModel, options: Options, log: Log) -> None:
         assert isinstance(options.tune, float)
         self.model, self.options, self.log = model, options, log
-        self.builder = Builder(model.program, model.target, options)
+        self.builder = TrialBuilder(model.program, model.target, options)
         self.before = log.state.seconds
         self.whole = options.tune
         self.begin = time.perf_counter()  # of measuring: the model as planned is built for whoever compiles it, too
@@ -137,7 +137,7 @@ class _Tuner:
         self.written_seconds = 0.0  # until compilers have all text of the model
         self.seconds = 0.0  # that go by in one run
         self.times: Array | None = None  # of every call of the planner's own
-        self.own: Built | None = None
+        self.own: BuiltTrials | None = None
         self.asked: dict[str, int] = {}
 
     @property
@@ -180,7 +180,7 @@ class _Tuner:
         self.written_seconds = time.perf_counter() - self.begin
         self._look(self.size)
 
-    def _rounds(self, own: Built) -> None:
+    def _rounds(self, own: BuiltTrials) -> None:
         expected = answers(own.runner, self.model.program)
         self.times, self.seconds = profiled(self.model.program, own, _SECONDS_A_SITTING / 4)
         for turn in self.turns:
@@ -289,7 +289,7 @@ class _Tuner:
         turn.best = min(turn.best, ratio)
         self.beliefs.learn(turn.key, changed, ratio)
 
-    def _round(self, own: Built, expected: Sequence[Array], chosen: Sequence[tuple[_Turn, Trial]]) -> None:
+    def _round(self, own: BuiltTrials, expected: Sequence[Array], chosen: Sequence[tuple[_Turn, Trial]]) -> None:
         """Measures trials together; where their answers are not the planner's, in halves, until it is known whose."""
         self._say(f"{len(chosen)} trials of {', '.join(sorted({t.subject.kind for t, _ in chosen}))}")
         try:
@@ -315,7 +315,7 @@ class _Tuner:
         edits = [edit for trial in trials for edit in trial.edits]
         return edited(self.model.program, self.model.plan, self.model.target, edits)
 
-    def _learn(self, own: Built, other: Built, chosen: Sequence[tuple[_Turn, Trial]]) -> None:
+    def _learn(self, own: BuiltTrials, other: BuiltTrials, chosen: Sequence[tuple[_Turn, Trial]]) -> None:
         times = sat(self.model.program, own, other, self._sitting_seconds)
         for turn, trial in chosen:
             calls = (calls_within(turn.subject.tensors, self.model.program, side) for side in (own, other))
@@ -345,20 +345,20 @@ class _Tuner:
 
     # ---- what is chosen
 
-    def _gains(self) -> list[tuple[_Turn, Outcome]]:
+    def _gains(self) -> list[tuple[_Turn, TrialOutcome]]:
         found = ((turn, _best(self.log.outcomes(turn.subject.part))) for turn in self.turns)
         return [(turn, outcome) for turn, outcome in found if outcome is not None]
 
-    def _candidates(self) -> list[Choice]:
+    def _candidates(self) -> list[TunedChoice]:
         shares = {id(turn.subject): turn.share for turn in self.turns}
-        choices = [Choice(turn.subject, trial, outcome.ratio) for turn, outcome in self._gains()
+        choices = [TunedChoice(turn.subject, trial, outcome.ratio) for turn, outcome in self._gains()
                    if (trial := turn.subject.trial(outcome.plan)) is not None]  # fmt: skip
         return apart(choices, lambda c: shares[id(c.subject)] * (1 - c.ratio))
 
     def _chosen(self) -> Plan:
         """The best of all subjects together, as far as they hold once more in a process of its own."""
         state, candidates = self.log.state, self._candidates()
-        kept: list[Choice] = []
+        kept: list[TunedChoice] = []
         gain = 1.0
         if candidates:
             self._say(f"measuring {len(candidates)} choices once more")
@@ -373,7 +373,7 @@ class _Tuner:
         self._say(f"{len(kept)} kernels changed, {gain:.2f} times as fast" if kept else "nothing is faster", gain)
         return plan
 
-    def _held(self, candidates: Sequence[Choice]) -> tuple[list[Choice], float]:
+    def _held(self, candidates: Sequence[TunedChoice]) -> tuple[list[TunedChoice], float]:
         """The choices that are faster there too, and what the model gains; none where it is no faster as a whole."""
         plan = self._plan([c.trial for c in candidates])
         seconds = max(_SECONDS_A_SITTING, min(2 * self._sitting_seconds, self.left / 3))
@@ -382,7 +382,7 @@ class _Tuner:
             _LOG.warning("no time was left to measure %d choices once more, so none is taken; more time (tune=) goes "
                          "on from here", len(candidates))  # fmt: skip
             return [], 1.0
-        sides = [Built(each, self.builder.lowered(each), None) for each in (self.model.plan, plan)]
+        sides = [BuiltTrials(each, self.builder.lowered(each), None) for each in (self.model.plan, plan)]
         kept = []
         for choice in candidates:
             found = times.beside(*(calls_within(choice.subject.tensors, self.model.program, side) for side in sides))
@@ -396,7 +396,7 @@ class _Tuner:
             return [], 1.0
         return kept, 1 / whole.ratio.middle
 
-    def _once_more(self, plan: Plan, seconds: float) -> Times | None:
+    def _once_more(self, plan: Plan, seconds: float) -> CallTimes | None:
         """None where the time is out before."""
         model = self.model
         most = max(seconds, self.left + _OVERTIME * self.whole)

@@ -14,8 +14,8 @@ from tests.traffic_cases import case, machine_of
 from tilewright import Options
 from tilewright.backend import backend_for
 from tilewright.backend.seconds import Priced, price, price_in_turn, works_of
-from tilewright.backend.terms import Found, level_terms, rate
-from tilewright.backend.traffic import Run
+from tilewright.backend.terms import FoundBytes, level_terms, rate
+from tilewright.backend.traffic import KernelRun
 from tilewright.compiler.pipeline import build
 from tilewright.frontend.onnx.model import load
 from tilewright.ir.forms.compute import Program
@@ -23,7 +23,7 @@ from tilewright.ir.forms.expr import Axis, Expr, var
 from tilewright.target import MemoryLevel, Target, machine
 from tilewright.tile_graph.plan.form import Plan
 from tilewright.tile_graph.traffic.touch import touch
-from tilewright.tile_graph.traffic.traffic import Repeat, Walk
+from tilewright.tile_graph.traffic.traffic import LeafTrace, Repeat
 
 MACHINES = ("neoverse_n1", "emerald_rapids", "h200")
 SEEDS = (3, 13)
@@ -128,7 +128,7 @@ def test_units_that_share_a_level_share_its_rate() -> None:
     target = replace(machine("emerald_rapids"), units=8, levels=(*machine("emerald_rapids").levels[:3], level, main))
     assert [rate(target, target.levels[3], n) for n in (1, 2, 4, 8)] == [30e9, 30e9, 20e9, 10e9]
     assert rate(target, target.levels[3], 8, writes=True) == 5e9
-    terms = level_terms([Found(), Found(), Found(), Found(80e6), Found()], target, 8)
+    terms = level_terms([FoundBytes(), FoundBytes(), FoundBytes(), FoundBytes(80e6), FoundBytes()], target, 8)
     assert float(terms[3].seconds) == pytest.approx(80e6 / 80e9)
 
 
@@ -139,7 +139,7 @@ def test_what_is_farther_away_is_never_faster() -> None:
     assert rate(target, target.levels[3], 1) == rate(target, target.main, 1)
 
 
-def batch(rows: object, columns: object) -> Run:
+def batch(rows: object, columns: object) -> KernelRun:
     """Tiles of a product of 256 x 256 by 256 that keep a core busy for as long as they have elements."""
     i, j, k = (Axis(name, 256) for name in "ijk")
     places: list[tuple[str, list[list[Expr]], bool, int]] = [
@@ -150,10 +150,10 @@ def batch(rows: object, columns: object) -> Run:
     trips = [256, rows, columns / 16]  # type: ignore[operator]
     grows = {"j": {j: 256 - columns}, "i": {i: 256 - rows}}  # type: ignore[operator]
     busy = 1e-9 * rows * columns  # type: ignore[operator]
-    walk = Walk(parts, trips, touches, grows, {j: 16}, {i: 1, j: 16}, busy=busy)  # type: ignore[arg-type]
+    walk = LeafTrace(parts, trips, touches, grows, {j: 16}, {i: 1, j: 16}, busy=busy)  # type: ignore[arg-type]
     tree = Repeat("i", 256 / rows, [Repeat("j", 256 / columns, [walk])])  # type: ignore[operator]
     tiles = (256 // rows) * (256 // columns)  # type: ignore[operator]
-    return Run("k0", tiles, 1, 1, None, "k0", tree, {}, {name: name for name in "abc"})
+    return KernelRun("k0", tiles, 1, 1, None, "k0", tree, {}, {name: name for name in "abc"})
 
 
 @pytest.mark.parametrize("name", ["neoverse_n1", "emerald_rapids"])

@@ -23,7 +23,7 @@ from tilewright.target import machine
 from tilewright.tile_graph.plan.form import Leaf, Plan
 from tilewright.tile_graph.plan.leaf_form import LEAF_FORMS, VectorForm
 from tilewright.tune.parts import bare, cut_out
-from tilewright.tune.records import Anchor, Machine, Measurement, Pair, Records, Writer, digest
+from tilewright.tune.records import Anchor, Machine, Measurement, RecordPair, Records, Writer, digest
 
 TEXT = """program
 input x: float32[64, 48]
@@ -36,7 +36,7 @@ end
 """
 
 
-def measured(task: str, microseconds: float, pairs: tuple[Pair, ...] = (), aa: float = 1.01) -> Measurement:
+def measured(task: str, microseconds: float, pairs: tuple[RecordPair, ...] = (), aa: float = 1.01) -> Measurement:
     return Measurement("p", "t", {}, task, "product", "zoo", 1, "thread", "swept", microseconds, 0.01, 9,
                        Anchor(10.0, 10.0 * aa), pairs)  # fmt: skip
 
@@ -70,7 +70,7 @@ def test_plans_without_a_price_are_left_out() -> None:
 
 
 def test_pairs_within_noise_are_left_out_and_equal_prices_decide_nothing() -> None:
-    pairs = [Pair(str(n), "joined") for n in range(4)]
+    pairs = [RecordPair(str(n), "joined") for n in range(4)]
     times = [(10.0, 20.0), (10.0, 20.0), (10.0, 20.0), (10.0, 10.1)]
     prices = [(1.0, 2.0), (2.0, 1.0), (1.0, 1.0), (2.0, 1.0)]
     plans = [measured("a", us, (pair,)) for pair, both in zip(pairs, times, strict=True) for us in both]

@@ -20,7 +20,7 @@ from tilewright.ir.forms.compute import Program, Reduce
 from tilewright.ir.forms.expr import Expr, load
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.ops.builder import Builder
-from tilewright.schedule.cluster.choices import Choices, Hub, Reader
+from tilewright.schedule.cluster.choices import Choices, Hub, TensorReader
 from tilewright.schedule.cluster.pipeline import share_out
 from tilewright.schedule.cluster.planner import MeshPlanner, Section
 from tilewright.schedule.cluster.reduced import solve
@@ -84,9 +84,7 @@ def least_sent(layers: int, batch: int, width: int, *sizes: int) -> float:
     return found[0]
 
 
-def with_pairs(
-    problem: Choices, program: Program, planner: MeshPlanner, pairs: list[tuple[Tensor, Tensor]]
-) -> Choices:
+def with_pairs(problem: Choices, program: Program, planner: MeshPlanner, pairs: list[tuple[Tensor, Tensor]]) -> Choices:
     """New weights lie as the old ones do."""
     numbers = {t: i for i, c in enumerate(program.computes) for t in c.outputs}
     hubs = list(problem.hubs)
@@ -94,7 +92,7 @@ def with_pairs(
         lies = [[way.strategy.gives for way in planner.ways[program.computes[numbers[t]]]] for t in (old, new)]
         spreads = list(dict.fromkeys((*lies[0], *lies[1])))
         table = tuple(tuple(0.0 if a == b else _NEVER for b in spreads) for a in spreads)
-        reader = Reader(numbers[new], tuple(map(spreads.index, lies[1])))
+        reader = TensorReader(numbers[new], tuple(map(spreads.index, lies[1])))
         hubs.append(Hub(numbers[old], tuple(map(spreads.index, lies[0])), (reader,), table))
     return replace(problem, hubs=tuple(hubs))
 

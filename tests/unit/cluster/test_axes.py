@@ -8,11 +8,11 @@ from onnx import ModelProto
 
 from tests.cpu_stages import model_of
 from tests.unit.cluster.test_found import agrees, attention_block, cluster, exchanged, program_of, weights
-from tilewright.ir.forms.mesh import Part
-from tilewright.ir.forms.sharded import Piece, from_json
+from tilewright.ir.forms.mesh import AxisPart
+from tilewright.ir.forms.sharded import ShardedCompute, from_json
 from tilewright.report.ranks import ranks_text
 from tilewright.schedule.cluster import pipeline, planner
-from tilewright.schedule.cluster.choices import Choices, Found
+from tilewright.schedule.cluster.choices import Choices, FoundChoices
 
 pytest.importorskip("scipy", reason="integer programs are scipy's")
 
@@ -24,7 +24,7 @@ class Problems:
         self.seen: list[Choices] = []
         self._solve = planner.solve
 
-    def __call__(self, problem: Choices) -> Found | None:
+    def __call__(self, problem: Choices) -> FoundChoices | None:
         assert max(map(len, problem.seconds)) <= 8
         self.seen.append(problem)
         return self._solve(problem)
@@ -76,9 +76,9 @@ def test_one_by_one_finds_data_and_tensor_parallel(monkeypatch: pytest.MonkeyPat
     found = pipeline.share_out(program, links, ["tp"])
     assert found.remarks
     assert found.seconds == pytest.approx(best.seconds)
-    pieces = {s.compute.outputs[0].name: s.gives.parts for s in found.stages[0].steps if isinstance(s, Piece)}
-    assert pieces["h"] == pieces["g"] == (Part(dim=0), Part(dim=1))
-    assert pieces["y"] == (Part(dim=0), Part(operator="add"))
+    pieces = {s.compute.outputs[0].name: s.gives.parts for s in found.stages[0].steps if isinstance(s, ShardedCompute)}
+    assert pieces["h"] == pieces["g"] == (AxisPart(dim=0), AxisPart(dim=1))
+    assert pieces["y"] == (AxisPart(dim=0), AxisPart(operator="add"))
     assert exchanged(found) == exchanged(best)
     agrees(found, 0.51)
 
@@ -86,7 +86,7 @@ def test_one_by_one_finds_data_and_tensor_parallel(monkeypatch: pytest.MonkeyPat
 def test_a_search_that_ends_at_its_bound_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     solve = planner.solve
 
-    def bounded(problem: Choices) -> Found | None:
+    def bounded(problem: Choices) -> FoundChoices | None:
         found = solve(problem)
         return None if found is None else found._replace(is_least=False)
 

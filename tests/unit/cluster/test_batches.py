@@ -17,7 +17,7 @@ from tilewright.distributed.turns import Turn, Verb, turns
 from tilewright.errors import OptionError
 from tilewright.ir.forms.compute import Program
 from tilewright.ir.forms.mesh import Mesh
-from tilewright.ir.forms.sharded import Sharded, Stage
+from tilewright.ir.forms.sharded import PipelineStage, Sharded
 from tilewright.ir.meaning.interpret import evaluate
 from tilewright.ir.meaning.interpret_sharded import evaluate_sharded
 from tilewright.schedule.batches import Batches, in_parts
@@ -250,10 +250,10 @@ def test_ranks_with_several_stages_are_predicted_turn_by_turn() -> None:
     """Rank 0 has the first and the last of three stages. Where rank 1 is the slower one, each further part is as late
     as that; where rank 0 is, it begins the last stage of one part before the first of a later one."""
     alone = Mesh((("tp", 1),))
-    stages = tuple(Stage(alone, first, (), seconds) for first, seconds in ((0, 2.0), (1, 3.0), (0, 1.0)))
+    stages = tuple(PipelineStage(alone, first, (), seconds) for first, seconds in ((0, 2.0), (1, 3.0), (0, 1.0)))
     program = program_of(attention(1))
     assert [Sharded(program, stages, parts).seconds for parts in (1, 2, 3)] == [6.0, 9.0, 12.0]
-    behind = (*stages[:1], Stage(alone, 1, (), 1.0), Stage(alone, 0, (), 3.0))
+    behind = (*stages[:1], PipelineStage(alone, 1, (), 1.0), PipelineStage(alone, 0, (), 3.0))
     assert [Sharded(program, behind, parts).seconds for parts in (1, 2, 3)] == [6.0, 10.0, 15.0]
 
 

@@ -7,7 +7,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from tilewright.schedule.cluster.choices import Choices, Hub, Reader, solve_as_program, solve_by_trying
+from tilewright.schedule.cluster.choices import Choices, Hub, TensorReader, solve_as_program, solve_by_trying
 from tilewright.schedule.cluster.reduced import Reduced, solve
 
 pytest.importorskip("scipy", reason="integer programs are scipy's")
@@ -26,7 +26,7 @@ def random_choices(seed: int) -> Choices:
         readers = sorted(rng.choice(later, int(rng.integers(1, min(3, len(later)) + 1)), replace=False).tolist())
         spreads, needs = int(rng.integers(1, 4)), int(rng.integers(1, 4))
         gives = tuple(int(x) for x in rng.integers(0, spreads, 1 if maker is None else sizes[maker]))
-        found = tuple(Reader(r, tuple(int(x) for x in rng.integers(0, needs, sizes[r]))) for r in readers)
+        found = tuple(TensorReader(r, tuple(int(x) for x in rng.integers(0, needs, sizes[r]))) for r in readers)
         table = rng.integers(0, 12, (spreads, needs)) * rng.integers(0, 2, (spreads, needs))
         hubs.append(Hub(maker, gives, found, tuple(tuple(float(x) for x in row) for row in table)))
     least, most = sum(map(min, weights)), sum(map(max, weights))
@@ -48,7 +48,7 @@ def test_the_integer_program_finds_what_trying_everything_finds(seed: int) -> No
 
 
 def test_a_tensor_is_exchanged_once_for_all_that_need_the_same() -> None:
-    hub = Hub(None, (0,), (Reader(0, (0,)), Reader(1, (0,))), ((5.0,),))
+    hub = Hub(None, (0,), (TensorReader(0, (0,)), TensorReader(1, (0,))), ((5.0,),))
     problem = Choices(((1.0,), (1.0,)), ((0,), (0,)), (hub,))
     found = solve_as_program(problem)
     assert found is not None and found[0] == 7.0
@@ -59,7 +59,7 @@ def test_a_chain_is_decided_without_an_integer_program() -> None:
     sizes = [4] * 9
     seconds = tuple(tuple(float(x) for x in rng.integers(0, 9, n)) for n in sizes)
     table = [tuple(tuple(float(x) for x in row) for row in rng.integers(0, 9, (4, 4))) for _ in range(8)]
-    hubs = tuple(Hub(i, (0, 1, 2, 3), (Reader(i + 1, (0, 1, 2, 3)),), table[i]) for i in range(8))
+    hubs = tuple(Hub(i, (0, 1, 2, 3), (TensorReader(i + 1, (0, 1, 2, 3)),), table[i]) for i in range(8))
     problem = Choices(seconds, tuple((0,) * n for n in sizes), hubs)
     assert not Reduced(problem).left()[1]
     right, found = solve_as_program(problem), solve(problem)

@@ -14,8 +14,8 @@ from tests.fuzz.sharded import run_ranks
 from tilewright import ops
 from tilewright.frontend.onnx.model import load
 from tilewright.ir.forms.compute import Program
-from tilewright.ir.forms.mesh import Part
-from tilewright.ir.forms.sharded import Piece, Sharded
+from tilewright.ir.forms.mesh import AxisPart
+from tilewright.ir.forms.sharded import Sharded, ShardedCompute
 from tilewright.ir.meaning.interpret import evaluate
 from tilewright.ir.meaning.interpret_sharded import evaluate_sharded
 from tilewright.schedule.cluster.pipeline import share_out
@@ -42,10 +42,10 @@ def weights(*shape: int) -> np.ndarray:
     return (RNG.standard_normal(shape) / shape[0] ** 0.5).astype(np.float32)
 
 
-def parts(sharded: Sharded) -> dict[str, Part]:
+def parts(sharded: Sharded) -> dict[str, AxisPart]:
     """How each tensor lies when it is made, over the only mesh axis."""
     (stage,) = sharded.stages
-    return {t.name: s.gives.parts[0] for s in stage.steps if isinstance(s, Piece) for t in s.compute.outputs}
+    return {t.name: s.gives.parts[0] for s in stage.steps if isinstance(s, ShardedCompute) for t in s.compute.outputs}
 
 
 def exchanged(sharded: Sharded) -> Counter[str]:
@@ -95,9 +95,9 @@ def test_megatron(ranks: int) -> None:
     sharded = share_out(program, cluster(2e9, 5e-5, tp=ranks), ["tp"])
     found = parts(sharded)
     for name in ("q0", "k0", "v0", "h", "g"):
-        assert found[name] == Part(dim=1), name
+        assert found[name] == AxisPart(dim=1), name
     for name in ("s", "p", "a"):
-        assert found[name] == Part(dim=0), name
+        assert found[name] == AxisPart(dim=0), name
     for name in ("o", "z"):
         assert found[name].operator == "add", name
     kinds = exchanged(sharded)
@@ -110,7 +110,7 @@ def test_data_parallel() -> None:
     steps = [("MatMul", ["x", "w"], "h", {}), ("Relu", ["h"], "g", {}), ("MatMul", ["g", "v"], "y", {})]
     model = model_of(steps, {"x": (512, 64)}, {"y": (512, 64)}, {"w": weights(64, 96), "v": weights(96, 64)})
     sharded = share_out(program_of(model), cluster(dp=2))
-    assert all(part == Part(dim=0) for part in parts(sharded).values())
+    assert all(part == AxisPart(dim=0) for part in parts(sharded).values())
     assert exchanged(sharded) == {"gather": 1}
     agrees(sharded)
 
@@ -127,7 +127,7 @@ def test_expert_parallel() -> None:
     model = model_of(steps, {"x": (tokens, width)}, {"y": (tokens, width)}, constants)
     sharded = share_out(program_of(model), cluster(tp=2), ["tp"])
     found = parts(sharded)
-    assert found["h"] == found["g"] == found["e"] == Part(dim=0)
+    assert found["h"] == found["g"] == found["e"] == AxisPart(dim=0)
     assert [part.operator for part in found.values()].count("add") == 1
     assert exchanged(sharded) == {"all-reduce": 1}
     agrees(sharded, 0.51)

@@ -15,8 +15,8 @@ from tilewright import ops
 from tilewright.distributed.meshes import described, parse_mesh
 from tilewright.errors import InternalError, OptionError
 from tilewright.frontend.onnx.model import load
-from tilewright.ir.forms.mesh import Mesh, Part, Spread
-from tilewright.ir.forms.sharded import Exchange, Sharded, Stage, Step
+from tilewright.ir.forms.mesh import AxisPart, Mesh, Spread
+from tilewright.ir.forms.sharded import Exchange, PipelineStage, Sharded, Step
 from tilewright.ir.text.sharded import sharded_text
 from tilewright.target import cluster, machine, stored_clusters
 from tilewright.tile_graph.sharding.check import check_sharded
@@ -25,7 +25,7 @@ from tilewright.tile_graph.sharding.strategies import strategies
 from tilewright.transform.clean.fold import fold_constants
 
 MESH = Mesh((("tp", 2),))
-WHOLE, COLUMNS, TERMS = Spread.whole(MESH), Spread((Part(dim=1),)), Spread((Part(operator="add"),))
+WHOLE, COLUMNS, TERMS = Spread.whole(MESH), Spread((AxisPart(dim=1),)), Spread((AxisPart(operator="add"),))
 
 
 def layers() -> Sharded:
@@ -37,7 +37,7 @@ def layers() -> Sharded:
     ways = [next(w for w in strategies(c, MESH) if w.gives == gives) for c, gives in ((h, COLUMNS), (y, TERMS))]
     pieces = [w.piece(c, {t: needs[0] for t, needs in w.needs.items()}) for w, c in zip(ways, (h, y), strict=True)]
     total = Exchange("all-reduce", y.outputs[0], 0, TERMS, WHOLE)
-    return Sharded(program, (Stage(MESH, 0, (*pieces, total)),))
+    return Sharded(program, (PipelineStage(MESH, 0, (*pieces, total)),))
 
 
 def changed(sharded: Sharded, place: int, change: Callable[[Step], Step | None]) -> Sharded:
@@ -86,15 +86,15 @@ def test_bytes_on_links() -> None:
     """Of 64 elements on four ranks: a ring passes three quarters of them, twice for a sum that all have."""
     (y,) = layers().program.outputs
     mesh = Mesh((("tp", 4),))
-    whole, rows, terms = Spread.whole(mesh), Spread((Part(dim=0),)), Spread((Part(operator="add"),))
+    whole, rows, terms = Spread.whole(mesh), Spread((AxisPart(dim=0),)), Spread((AxisPart(operator="add"),))
     wide = replace(y, shape=(8, 8))
     size = 8 * 8 * 4
     assert sent_bytes(Exchange("all-reduce", wide, 0, terms, whole), mesh) == 2 * size * 3 // 4
     assert sent_bytes(Exchange("reduce-scatter", wide, 0, terms, rows), mesh) == size * 3 // 4
     assert sent_bytes(Exchange("all-gather", wide, 0, rows, whole), mesh) == size * 3 // 4
     assert sent_bytes(Exchange("gather", wide, 0, rows, whole), mesh) == size * 3 // 4
-    assert sent_bytes(Exchange("all-to-all", wide, 0, rows, Spread((Part(dim=1),))), mesh) == size // 4 * 3 // 4
-    halo = Spread((Part(dim=0, before=1, after=1),))
+    assert sent_bytes(Exchange("all-to-all", wide, 0, rows, Spread((AxisPart(dim=1),))), mesh) == size // 4 * 3 // 4
+    halo = Spread((AxisPart(dim=0, before=1, after=1),))
     assert sent_bytes(Exchange("halo", wide, 0, rows, halo), mesh) == 2 * 8 * 4
 
 
@@ -137,5 +137,3 @@ def test_a_description_that_is_none(tmp_path: Path, change: dict[str, object], m
     path.write_text(json.dumps({"device": "h200", "host": host, "links": []} | change))
     with pytest.raises(OptionError, match=message):
         cluster(str(path))
-
-

@@ -14,7 +14,7 @@ from tests.cpu_stages import model_of
 from tests.unit.cluster.test_found import agrees, attention_block, cluster, exchanged, program_of, weights
 from tilewright.ir.forms.sharded import Exchange
 from tilewright.schedule.cluster.even import Shared, even_stages
-from tilewright.schedule.cluster.layers import Priced, Runs, in_layers
+from tilewright.schedule.cluster.layers import PricedLayers, Runs, in_layers
 from tilewright.schedule.cluster.pipeline import share_out
 from tilewright.schedule.cluster.planner import MeshPlanner
 from tilewright.schedule.cluster.stages import StagePlan, best_stages
@@ -175,6 +175,7 @@ def test_even_stages_are_those_of_brute_force(seed: int, is_bound: bool) -> None
 
 def test_one_batch_in_many_parts_wants_even_stages() -> None:
     """With one part a single stage on all devices; with many, layers that do not scale are put behind each other."""
+
     def seconds(first: int, last: int, mesh: int) -> float:
         return float(last - first) * (1.0, 0.95, 0.9, 0.89)[mesh]  # hardly quicker on more devices
 
@@ -241,7 +242,7 @@ def test_runs_of_layers_take_what_sections_were_decided_to_take() -> None:
     planner = MeshPlanner(program, mesh, ("tp",), 5e-5)
     decided = planner.run()
     layers = in_layers(program.computes, dict.fromkeys(program.computes, 1.0), dict.fromkeys(program.computes, 0), 96)
-    runs = Priced(planner, decided, layers, mesh.links[0]).runs()
+    runs = PricedLayers(planner, decided, layers, mesh.links[0]).runs()
     assert runs.computing[0, -1] == pytest.approx(sum(decided.seconds))
     assert runs.held[0, -1] == pytest.approx(sum(a.nbytes for a in program.constants.values()) / 2, rel=0.01)
     parts = [n for n, layer in enumerate(layers) if decided.ways[layer[-1]].strategy.gives.parts[0].dim is not None]

@@ -18,12 +18,12 @@ import pytest
 from tests.cpu_stages import model_of
 from tests.fuzz.sharded import UFUNCS
 from tests.unit.cluster.test_found import cluster, program_of, weights
-from tilewright.distributed.about import Compiled
+from tilewright.distributed.about import CompiledRank
 from tilewright.distributed.training import RankedTraining, one_forward_one_back, rank_steps
 from tilewright.errors import OptionError
 from tilewright.ir.forms.compute import Program
-from tilewright.ir.forms.sharded import Piece, Sharded, from_json
-from tilewright.ir.forms.training import Training, Turn
+from tilewright.ir.forms.sharded import Sharded, ShardedCompute, from_json
+from tilewright.ir.forms.training import Training, TrainingPhase
 from tilewright.ir.meaning.interpret import evaluate
 from tilewright.schedule.cluster.pipeline import share_out_by_itself, share_out_in_stages
 from tilewright.target import Link
@@ -112,9 +112,9 @@ class Interpreted:
             output[...] = found[tensor.name]
 
 
-def compiled(program: Program) -> Compiled:
+def compiled(program: Program) -> CompiledRank:
     gives = tuple((t.name, tuple(int(e) for e in t.shape), t.dtype.numpy) for t in program.outputs)  # type: ignore[arg-type]
-    return Compiled(Interpreted(program), tuple(t.name for t in program.inputs), gives)  # type: ignore[arg-type]
+    return CompiledRank(Interpreted(program), tuple(t.name for t in program.inputs), gives)  # type: ignore[arg-type]
 
 
 def losses(training: Training, sharded: Sharded, optimiser: SGD | Adam, batches: Sequence[Arrays]) -> list[float]:
@@ -184,7 +184,7 @@ def test_a_large_batch_is_cut_and_its_gradients_are_added_up() -> None:
     training = step_of(1, optimiser, rows=rows)
     sharded = shared(training, {"dp": 2}, 1, 1)
     (stage,) = sharded.stages
-    gives = {t.name: s.gives.parts[0] for s in stage.steps if isinstance(s, Piece) for t in s.compute.outputs}
+    gives = {t.name: s.gives.parts[0] for s in stage.steps if isinstance(s, ShardedCompute) for t in s.compute.outputs}
     assert [gives[f"h{n}"].dim for n in range(4)] == [0, 0, 0, 0]
     passed = [step for _, step in sharded.exchanges()]
     assert {"all-reduce", "reduce-scatter"} & {step.kind for step in passed}
@@ -248,9 +248,9 @@ def _of(training: Training, name: str) -> np.ndarray:
 @pytest.mark.parametrize("behind, parts", [(0, 1), (0, 5), (1, 4), (3, 8), (5, 2)])
 def test_a_stage_keeps_as_many_parts_as_stages_are_behind_it_and_its_own(behind: int, parts: int) -> None:
     order = list(one_forward_one_back(behind, parts))
-    for turn in (Turn.FORWARD, Turn.BACKWARD):
+    for turn in (TrainingPhase.FORWARD, TrainingPhase.BACKWARD):
         assert [part for own, part in order if own is turn] == list(range(parts))
-    under_way = [sum(1 if own is Turn.FORWARD else -1 for own, _ in order[: n + 1]) for n in range(len(order))]
+    under_way = [sum(1 if own is TrainingPhase.FORWARD else -1 for own, _ in order[: n + 1]) for n in range(len(order))]
     assert min(under_way) == 0 and max(under_way) == min(behind + 1, parts)
 
 

@@ -26,7 +26,7 @@ from tilewright.compiler.pipeline import build
 from tilewright.compiler.pipeline import hurried as hurried_options
 from tilewright.errors import OptionError
 from tilewright.frontend.onnx.model import load
-from tilewright.runtime.toolchain import Compiler, Machine, default_flags, for_kernels
+from tilewright.runtime.toolchain import Compiler, NativeMachine, default_flags, for_kernels
 from tilewright.target import machine
 from tilewright.tile_graph.plan.leaf_form import VectorForm
 
@@ -112,7 +112,7 @@ class Waiting:
 
 def test_whatever_passes_are_chosen_numbers_keep_their_meaning() -> None:
     for kind, architecture in product(("gcc", "clang", "zig"), ("x86_64", "aarch64")):
-        compiler, machine = Compiler((kind,), kind, "1"), Machine(architecture, "", frozenset())  # type: ignore[arg-type]
+        compiler, machine = Compiler((kind,), kind, "1"), NativeMachine(architecture, "", frozenset())  # type: ignore[arg-type]
         flags = default_flags(compiler, machine)
         for hurried in (False, True):
             told = for_kernels(compiler, machine, hurried)

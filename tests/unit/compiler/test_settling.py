@@ -12,7 +12,7 @@ from onnx import ModelProto
 
 import tilewright
 from tests.cpu_stages import model_of
-from tilewright.backend.cpu.kernel.variants import Variants
+from tilewright.backend.cpu.kernel.variants import CpuVariants
 from tilewright.compiler.pipeline import build
 from tilewright.errors import InternalError
 from tilewright.frontend.onnx.model import load
@@ -115,15 +115,15 @@ def test_the_tuner_leaves_out_what_is_no_plan(
     model: ModelProto, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A variant whose tiles are not whole steps of what walks them, beside sound ones."""
-    sound = Variants.ranked
+    sound = CpuVariants.ranked
 
-    def ranked(self: Variants, admits: Any, prefer: Any = None) -> Iterator[Tile]:
+    def ranked(self: CpuVariants, admits: Any, prefer: Any = None) -> Iterator[Tile]:
         own = self.kernel
         inner = Tile(own.level, (("nothing", 2),), "order", own.body)
         yield Tile(own.level, own.sizes, own.over, (inner,), axes=own.axes, name=own.name, holds=own.holds)
         yield from sound(self, admits, prefer)
 
-    monkeypatch.setattr(Variants, "ranked", ranked)
+    monkeypatch.setattr(CpuVariants, "ranked", ranked)
     x = np.random.default_rng(1).standard_normal(SHAPE).astype(np.float32)
     options = Options(cache_dir=kernel_cache, threads=2)
     tuned = tilewright.compile(model, options=options.override(tune="1m", tune_trials=1))

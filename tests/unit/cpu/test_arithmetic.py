@@ -25,7 +25,7 @@ from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import Range, extent_of, whole
 from tilewright.tile_graph.plan.form import Leaf, Plan, Tile
 from tilewright.tile_graph.traffic.held import plan_nests
-from tilewright.tile_graph.traffic.traffic import Repeat, Walk
+from tilewright.tile_graph.traffic.traffic import LeafTrace, Repeat
 
 Step = tuple[str, list[str], str, dict[str, Any]]
 MACHINES = ("avx2_desktop", "emerald_rapids_avx512", "neoverse_n1")
@@ -60,7 +60,7 @@ def nested(kernel: Tile) -> bool:
     return any(isinstance(n, Tile) for n in kernel.body)
 
 
-def leaf_of(tree: Repeat | Walk) -> Walk:
+def leaf_of(tree: Repeat | LeafTrace) -> LeafTrace:
     while isinstance(tree, Repeat):
         (tree,) = tree.body
     return tree

@@ -24,7 +24,7 @@ from tilewright.compiler.verifying import Verifier, difference
 from tilewright.frontend.onnx.model import load
 from tilewright.ir.meaning.interpret import evaluate
 from tilewright.ops import lower
-from tilewright.runtime import ModelImage, Stage
+from tilewright.runtime import KernelStage, ModelImage
 from tilewright.runtime.cache import Cache
 from tilewright.runtime.cpu_model import Denormals, table_source
 from tilewright.runtime.toolchain import compile_shared, default_flags, find_compiler, this_machine
@@ -287,7 +287,7 @@ def test_on_x86_by_emulation(denormals: Denormals, zeros: int, tmp_path: Path) -
         pytest.skip("needs qemu-x86_64 and the ziglang package")
     halve = kernel("halve", "const float *x = buffers[0]; float *y = buffers[1];\n"
                    "for (int i = tile * 64; i < tile * 64 + 64; i++) y[i] = x[i] * 0.5f;")  # fmt: skip
-    image = ModelImage({"halve": halve}, (Stage("halve", 100, (X, Y)),), (25600,), (25600,), denormals=denormals)
+    image = ModelImage({"halve": halve}, (KernelStage("halve", 100, (X, Y)),), (25600,), (25600,), denormals=denormals)
     for name, text in {"halve": halve, "table": table_source(image), "main": EMULATED}.items():
         (tmp_path / f"{name}.c").write_text(text)
     sources = ["halve.c", "table.c", "main.c", *(str(NATIVE / f"{n}.c") for n in ("driver", "team", "placing"))]

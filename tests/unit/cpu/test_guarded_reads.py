@@ -17,7 +17,7 @@ from tilewright.compiler.pipeline import build
 from tilewright.frontend.onnx.model import load
 from tilewright.ir.forms.expr import Axis, Expr, all_of, const, le, lt, op, var
 from tilewright.options import Options
-from tilewright.render.c_guarded import Run, rest_of, run_of
+from tilewright.render.c_guarded import LaneRun, rest_of, run_of
 from tilewright.target import machine
 
 RNG = np.random.default_rng(3)
@@ -34,7 +34,7 @@ def value(node: Expr, lane: int, outer: int) -> Any:
     return node.op.numpy(*(np.asarray(value(a, lane, outer)) for a in node.args))  # type: ignore[attr-defined]
 
 
-def lanes_of(run: Run, outer: int) -> set[int]:
+def lanes_of(run: LaneRun, outer: int) -> set[int]:
     first, last = (int(value(end, 0, outer)) for end in run.ends(LANES))
     return set(range(first, last)) if all(value(each, 0, outer) for each in run.given) else set()
 

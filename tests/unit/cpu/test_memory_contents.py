@@ -35,7 +35,7 @@ from tilewright.ir.forms.compute import Program
 from tilewright.ir.forms.tensor import elements
 from tilewright.ir.meaning.interpret_loops import run_loops
 from tilewright.lower.memory import arena
-from tilewright.runtime import BufferRef, Cache, CpuModel, ModelImage, Stage
+from tilewright.runtime import BufferRef, Cache, CpuModel, KernelStage, ModelImage
 from tilewright.tile_graph.plan.leaf_form import VectorForm
 from tilewright.transform.layout.choose import choose_layouts
 from tilewright.transform.layout.staging import stage_operands
@@ -177,7 +177,7 @@ def spoiled(image: ModelImage, content: int) -> ModelImage:
     """The model with a stage in front that fills the arena and the worker's scratch."""
     scratch = max(s.scratch_bytes for s in image.stages)
     fill = f"memset(buffers[0], {content}, {image.arena_bytes}); memset(scratch, {content}, {scratch});"
-    first = Stage("spoil", 1, (BufferRef("arena", 0),), scratch)
+    first = KernelStage("spoil", 1, (BufferRef("arena", 0),), scratch)
     stages = (first, replace(image.stages[0], barrier_before=True), *image.stages[1:])
     return replace(image, kernels={**image.kernels, "spoil": kernel("spoil", fill)}, stages=stages)
 

@@ -8,7 +8,7 @@ from tilewright.errors import InternalError
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.expr import Axis, const, load, var
 from tilewright.ir.forms.loops import Alloc, Buffer, For, ForKind, Kernel, Memory, Stmt, Store
-from tilewright.lower.register_block import Names
+from tilewright.lower.register_block import BufferNames
 from tilewright.render.c import render_kernel
 
 
@@ -32,7 +32,7 @@ def nested(first: str, second: str) -> Kernel:
 
 
 def test_fresh_names_differ_from_elements() -> None:
-    names = Names()
+    names = BufferNames()
     text = render_kernel(nested(names.fresh("row"), names.fresh("row")), {})
     assert "v4f32 row_0, row_1;" in text and "v4f32 row1;" in text
 

@@ -38,7 +38,7 @@ from tilewright.lower.persistent import steps_inside
 from tilewright.target import MemoryLevel, Target, machine
 from tilewright.tile_graph.algebra.propagate import extent_of
 from tilewright.tile_graph.check.kernels import check_plan
-from tilewright.tile_graph.plan.form import Barrier, Hold, Plan
+from tilewright.tile_graph.plan.form import Hold, Plan, UnitBarrier
 
 N1 = machine("neoverse_n1")
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -201,7 +201,7 @@ def test_a_light_step_meets_nobody() -> None:
     plan = lowered(programs(model, N1)["layout"], target=N1).plan
     (kernel,) = plan.kernels
     assert not step_kernels(plan) and steps_inside(kernel) is not None
-    assert not any(isinstance(n, Barrier) for n in kernel.walk())
+    assert not any(isinstance(n, UnitBarrier) for n in kernel.walk())
 
 
 @pytest.mark.parametrize("hidden", [128, 256, 384])

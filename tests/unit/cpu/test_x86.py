@@ -14,7 +14,7 @@ from tests.cpu_stages import Step, model_of
 from tilewright.compiler.pipeline import Artifact, build
 from tilewright.frontend.onnx.model import load
 from tilewright.options import Options
-from tilewright.runtime.toolchain import Compiler, Machine, default_flags
+from tilewright.runtime.toolchain import Compiler, NativeMachine, default_flags
 from tilewright.target import Target, machine
 from tilewright.tile_graph.plan.form import Leaf
 from tilewright.tile_graph.plan.leaf_form import VectorForm
@@ -55,7 +55,7 @@ def test_text_without_loops() -> None:
 
 def test_gcc_does_not_carry_windows_between_turns() -> None:
     """Its predictive commoning spilled 160 vectors in the loop of a depthwise window."""
-    there = Machine("x86_64", "", frozenset({"avx512f"}))
+    there = NativeMachine("x86_64", "", frozenset({"avx512f"}))
     assert "-fno-predictive-commoning" in default_flags(Compiler(("gcc",), "gcc", "12"), there)
     assert "-fno-predictive-commoning" not in default_flags(Compiler(("clang",), "clang", "17"), there)
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilewright.dynamic.stages import Following, Numbers, Opening, Slots, Stage, Tie, room_for
+from tilewright.dynamic.stages import Following, ModelStage, Opening, PartNumbers, Slots, Tie, room_for
 from tilewright.errors import TilewrightError, UnevenError
 from tilewright.ir.forms.graph import Form, Room
 
@@ -18,14 +18,16 @@ class Table:
     def __init__(self, refused: tuple[Room, ...] = ()) -> None:
         self.following, self.built, self.refused, self.said = Following(), list[Slots](), refused, list[str]()
 
-    def find(self, *values: int, inherited: tuple[Room, ...] = (), most: int | None = None, keep: int = 8) -> Stage:
-        return self.following.find(inherited, Numbers("kind", values, most), keep, self._build, self._refuse)
+    def find(
+        self, *values: int, inherited: tuple[Room, ...] = (), most: int | None = None, keep: int = 8
+    ) -> ModelStage:
+        return self.following.find(inherited, PartNumbers("kind", values, most), keep, self._build, self._refuse)
 
-    def _build(self, slots: Slots) -> Stage:
+    def _build(self, slots: Slots) -> ModelStage:
         if any(slot in self.refused for slot in slots):
             raise UnevenError("too many")
         self.built.append(slots)
-        return Stage(0, None, {}, (), {}, slots=slots)
+        return ModelStage(0, None, {}, (), {}, slots=slots)
 
     def _refuse(self, slots: Slots, error: TilewrightError) -> None:
         self.said.append(f"{slots}: {error}")
@@ -58,7 +60,7 @@ def test_numbers_that_grow_together_are_one() -> None:
     assert table.built == [(None,) * 4, *((Room(*room), *ties) for room in ((3, 4), (5, 8), (9, 16)))]
     stage = table.find(10, 5, 7, 10)
     assert stage.slots == (Room(9, 16), Room(5, 8), None, Tie(0, 0))
-    forms = Opening(stage.slots).own(0, Numbers("kind", (10, 5, 7, 10)))
+    forms = Opening(stage.slots).own(0, PartNumbers("kind", (10, 5, 7, 10)))
     assert forms == [Form(0, (1,)), Form(0, (0, 1)), Form(7), Form(0, (1,))]
 
 
@@ -91,9 +93,9 @@ def test_what_was_unused_for_longest_goes() -> None:
 
 def test_kinds_of_answers() -> None:
     def kinds(*arrays: Any) -> list[tuple[int, ...]]:
-        return [Numbers.of_answer(np.asarray(a), None).values for a in arrays]
+        return [PartNumbers.of_answer(np.asarray(a), None).values for a in arrays]
 
     assert kinds(np.int64(5), np.array([[1, 2]], np.int32), True, np.zeros(65, np.int64)) == [(5,), (1, 2), (), ()]
-    one, other = (Numbers.of_answer(np.asarray(flag), None) for flag in (True, False))
+    one, other = (PartNumbers.of_answer(np.asarray(flag), None) for flag in (True, False))
     assert one != other
-    assert Numbers.of_values({"a": np.zeros((2, 3)), "s": [np.zeros(4)], "n": None}).values == (2, 3, 4)
+    assert PartNumbers.of_values({"a": np.zeros((2, 3)), "s": [np.zeros(4)], "n": None}).values == (2, 3, 4)

@@ -17,7 +17,7 @@ from tests.cpu_stages import model_of
 from tilewright import Options, UnsupportedError
 from tilewright.cli.main import main
 from tilewright.integrations import onnx_backend, onnx_suite
-from tilewright.integrations.onnx_suite import Report, Result, _Backend, _Cases, _is_left_out, _run_all, general
+from tilewright.integrations.onnx_suite import CaseResult, Report, _Backend, _Cases, _is_left_out, _run_all, general
 
 X = np.array([[-1.0, 2.0]], np.float32)
 DENSE = model_of([("Relu", ["x"], "y", {}), ("Neg", ["y"], "z", {})], {"x": (1, 2)}, {"y": (1, 2), "z": (1, 2)})
@@ -99,7 +99,7 @@ def test_a_crash_or_a_hang_ends_that_case_alone(options: Options) -> None:
     told: list[float] = []
     results = _run_all(cases, names, 2, 1.0, lambda _, done: told.append(done))
     assert told[-1] == 1.0 and len(told) == len(names)
-    assert results["test_good"] == Result("test_good", "native")
+    assert results["test_good"] == CaseResult("test_good", "native")
     assert results["test_wrong"].reason.startswith("wrong: Output 0; Mismatched elements: 2 / 2 (100%); Max")
     assert results["test_unsupported"].reason == "Foo node 'x': not supported"
     assert results["test_crash"].reason == "the process died: SIGKILL"

@@ -13,7 +13,7 @@ import pytest
 from tilewright.runtime.cpu_model import BufferRef
 from tilewright.runtime.cuda import CudaModel
 from tilewright.runtime.cuda_graph import LaunchGraph
-from tilewright.runtime.gpu_model import GpuCall, GpuKernel, GpuModelImage
+from tilewright.runtime.gpu_model import GpuCall, GpuModelImage, LoadedKernel
 
 RECORDS = ("CUlaunchConfig", "CUlaunchAttribute", "CUlaunchAttributeValue", "CUDA_KERNEL_NODE_PARAMS",
            "CUgraphEdgeData", "CUDA_MEMCPY3D")  # fmt: skip
@@ -66,7 +66,7 @@ def image() -> GpuModelImage:
     """Three launches, the second of nothing."""
     buffers = (BufferRef("input", 0), BufferRef("output", 0))
     calls = tuple(GpuCall("k", (blocks, 1, 1), buffers) for blocks in (2, 0, 3))
-    return GpuModelImage((GpuKernel("k", "", 128, starts_early=True),), calls, (24,), (24,))
+    return GpuModelImage((LoadedKernel("k", "", 128, starts_early=True),), calls, (24,), (24,))
 
 
 def graph(made: GpuModelImage) -> LaunchGraph:

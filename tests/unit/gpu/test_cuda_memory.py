@@ -17,8 +17,8 @@ from tilewright.runtime import cuda
 from tilewright.runtime.cache import Cache
 from tilewright.runtime.cpu_model import BufferRef
 from tilewright.runtime.cuda import CudaError, CudaModel
-from tilewright.runtime.device_arrays import Expected, expected
-from tilewright.runtime.gpu_model import GpuCall, GpuKernel, GpuModelImage
+from tilewright.runtime.device_arrays import ExpectedArray, expected
+from tilewright.runtime.gpu_model import GpuCall, GpuModelImage, LoadedKernel
 from tilewright.runtime.nvrtc import Cubin
 
 GIB = 1 << 30
@@ -64,7 +64,7 @@ class DriverWithMemory(Driver):
 
 def image(input_bytes: int, shared_bytes: int = 0) -> GpuModelImage:
     calls = (GpuCall("k", (1, 1, 1), (BufferRef("input", 0), BufferRef("output", 0))),)
-    kernel = GpuKernel("k", "", 128, shared_bytes)
+    kernel = LoadedKernel("k", "", 128, shared_bytes)
     return GpuModelImage((kernel,), calls, (input_bytes,), (64,), b"\0" * 256, arena_bytes=GIB)
 
 
@@ -93,13 +93,13 @@ def loaded(made: GpuModelImage, folder: Path) -> CudaModel:
 class There:
     """Arrays of a library that lie on the device at these places."""
 
-    def __init__(self, places: Mapping[Expected, int]) -> None:
+    def __init__(self, places: Mapping[ExpectedArray, int]) -> None:
         self.places = places
 
     def stream(self) -> int:
         return 5
 
-    def pointers(self, values: Any, ports: Sequence[Expected]) -> list[int]:
+    def pointers(self, values: Any, ports: Sequence[ExpectedArray]) -> list[int]:
         return [self.places[port] for port in ports]
 
 

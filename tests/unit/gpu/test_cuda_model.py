@@ -16,13 +16,13 @@ from tilewright.render.cuda import launch_shape
 from tilewright.runtime.cache import Cache
 from tilewright.runtime.cpu_model import BufferRef
 from tilewright.runtime.cuda import CudaError, CudaModel, devices
-from tilewright.runtime.gpu_model import EmulatedModel, GpuCall, GpuKernel, GpuModelImage, LaunchLimits, spread_out
+from tilewright.runtime.gpu_model import EmulatedModel, GpuCall, GpuModelImage, LaunchLimits, LoadedKernel, spread_out
 
 LIMITS = LaunchLimits(shared_bytes=232448)
 
 
-def gpu_kernel(kernel: Kernel) -> GpuKernel:
-    return GpuKernel(
+def gpu_kernel(kernel: Kernel) -> LoadedKernel:
+    return LoadedKernel(
         kernel.name,
         source_of(kernel),
         launch_shape(kernel).threads,
@@ -60,7 +60,7 @@ def image() -> GpuModelImage:
 def test_blocks_that_start_early_are_even_over_the_multiprocessors(blocks: int, share: int) -> None:
     """As many of a kernel fit on each as it is to have, and no more; kernels of many blocks do not start early."""
     room = 233472
-    kernel = GpuKernel("k", "", 128, shared_bytes=64)
+    kernel = LoadedKernel("k", "", 128, shared_bytes=64)
     call = GpuCall("k", (blocks, 1, 1), ())
     (made,) = spread_out(GpuModelImage((kernel,), (call, GpuCall("k", (1, 1, 1), ())), (), ()), 10, room).kernels
     assert made.starts_early is (share > 0)

@@ -18,7 +18,7 @@ from tilewright.ir.forms.expr import Axis, Expr, cast, const, eq, load, lt, op, 
 from tilewright.ir.forms.loops import For, ForKind, If, Instruction, Kernel, Stmt, Store
 from tilewright.ir.forms.scalar import OPS
 from tilewright.ir.meaning.interpret_loops import run_kernel
-from tilewright.render.clike import Names
+from tilewright.render.clike import Identifiers
 from tilewright.render.cuda import CUDA, CudaPrinter, launch_shape, render_kernel
 from tilewright.runtime.cache import Cache
 from tilewright.runtime.emulator import EmulatedModule
@@ -28,7 +28,7 @@ i, j = var(Axis("i", 8)), var(Axis("j", 8))
 
 
 def text(node: Expr) -> str:
-    return CudaPrinter(CUDA, Names()).text(node)
+    return CudaPrinter(CUDA, Identifiers()).text(node)
 
 
 def test_every_row_is_spelled() -> None:
@@ -83,14 +83,14 @@ def test_small_integers_wrap() -> None:
 
 def test_what_is_used_twice_is_named_once() -> None:
     value = op("exp", load(X, (i, j)))
-    lines, texts = CudaPrinter(CUDA, Names()).let(value * value)
+    lines, texts = CudaPrinter(CUDA, Identifiers()).let(value * value)
     assert lines == ["const float t = tw::exp(x(i, j));"]
     assert texts == ["t * t"]
 
 
 def test_a_guarded_read_stays_behind_its_guard() -> None:
     value = load(X, (i, j))
-    lines, texts = CudaPrinter(CUDA, Names()).let(select(lt(i, 4), value * value, f32(0)))
+    lines, texts = CudaPrinter(CUDA, Identifiers()).let(select(lt(i, 4), value * value, f32(0)))
     assert lines == []
     assert texts == ["i < 4 ? x(i, j) * x(i, j) : 0.0f"]
 
@@ -277,5 +277,5 @@ def test_only_what_is_written_alone_is_restrict() -> None:
 def test_a_named_half_is_held_as_it_is_computed_with() -> None:
     """An emulated view gives a float; what is computed is rounded to the type it has."""
     half = load(tensor("h", 8, dtype=dtypes.float16), (i,))
-    printer = CudaPrinter(CUDA, Names())
+    printer = CudaPrinter(CUDA, Identifiers())
     assert (printer.value_type(half), printer.value_type(half + half)) == ("float", "tw::half")

@@ -18,7 +18,7 @@ from tilewright.backend.gpu.streamed import within_memory
 from tilewright.errors import OptionError
 from tilewright.runtime.cpu_model import BufferRef
 from tilewright.runtime.cuda_graph import LaunchGraph
-from tilewright.runtime.gpu_model import GpuCall, GpuKernel, GpuModelImage, WeightCopy
+from tilewright.runtime.gpu_model import GpuCall, GpuModelImage, LoadedKernel, WeightCopy
 
 LAYERS, WIDTH = 6, 48
 
@@ -32,7 +32,7 @@ def random_image(rng: np.random.Generator) -> tuple[GpuModelImage, dict[int, int
         read = rng.choice(len(sizes), int(rng.integers(0, 3)))
         calls.append(GpuCall("k", (1, 1, 1), tuple(BufferRef("weight", int(starts[n])) for n in dict.fromkeys(read))))
     data = rng.integers(0, 256, int(starts[-1]), dtype=np.uint8).tobytes()
-    image = GpuModelImage((GpuKernel("k", "", 32),), tuple(calls), (64,), (64,), data, arena_bytes=512)
+    image = GpuModelImage((LoadedKernel("k", "", 32),), tuple(calls), (64,), (64,), data, arena_bytes=512)
     return image, {int(start): size for start, size in zip(starts, sizes, strict=False)}
 
 
@@ -108,7 +108,7 @@ def test_what_stays_is_spread_over_the_run() -> None:
     """A third of equal layers: no more than four of the others follow each other."""
     size, count = 4096, 48
     calls = tuple(GpuCall("k", (1, 1, 1), (BufferRef("weight", size * n),)) for n in range(count))
-    image = GpuModelImage((GpuKernel("k", "", 32),), calls, (), (), bytes(size * count))
+    image = GpuModelImage((LoadedKernel("k", "", 32),), calls, (), (), bytes(size * count))
     made = within_memory(image, {size * n: size for n in range(count)}, size * (count // 3 + 2))
     assert len(made.copies) == count - count // 3
     staying = [-1, *sorted(each.source // size for each in made.residents), count]
@@ -125,7 +125,9 @@ def test_a_graph_says_who_waits_for_whom(driver: Driver) -> None:  # noqa: F811
     its copy and starts when both have ended."""
     copies = (WeightCopy(0, 0, 64, 0, -1), WeightCopy(64, 0, 64, 2, 0))
     calls = tuple(GpuCall("k", (2, 1, 1), (BufferRef("ring", 0),) if number != 1 else ()) for number in range(3))
-    image = GpuModelImage((GpuKernel("k", "", 128, starts_early=True),), calls, (), (), bytes(128), 0, (), copies, 64)
+    image = GpuModelImage(
+        (LoadedKernel("k", "", 128, starts_early=True),), calls, (), (), bytes(128), 0, (), copies, 64
+    )
     bases = {"weight": 0, "arena": 0, "ring": 4096}
     made = LaunchGraph(image, {"k": SimpleNamespace(handle=7)}, bases, 0, {0: 100, 64: 200})
     kernels = [node.handle for node in made._nodes]

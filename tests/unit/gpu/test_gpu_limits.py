@@ -27,7 +27,7 @@ from tilewright.ir.forms.expr import load as read
 from tilewright.ir.forms.loops import Barrier, For, ForKind, Kernel, LoopProgram, Scope, Stmt, statements
 from tilewright.options import Options
 from tilewright.runtime.cache import Cache
-from tilewright.runtime.gpu_model import EmulatedModel, GpuCall, GpuKernel, GpuModelImage, LaunchLimits
+from tilewright.runtime.gpu_model import EmulatedModel, GpuCall, GpuModelImage, LaunchLimits, LoadedKernel
 from tilewright.target import Target, machine
 
 GPUS = ("a100", "h200", "l40s")
@@ -153,7 +153,7 @@ def test_blocks_that_wait_for_each_other_must_all_run_at_once() -> None:
 
 def test_the_emulator_refuses_what_a_device_would(tmp_path: Path) -> None:
     kernel = row_sums().kernel
-    made = GpuKernel("row_sums", source_of(kernel), 128, place_shared(kernel).bytes)
+    made = LoadedKernel("row_sums", source_of(kernel), 128, place_shared(kernel).bytes)
     image = GpuModelImage((made,), (GpuCall("row_sums", (5, 70000, 1), ()),), (), ())
     for limits, told in (
         (LaunchLimits(232448), "kernel row_sums needs 70000 blocks in y, and a grid may have 65535"),

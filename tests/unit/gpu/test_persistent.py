@@ -17,7 +17,7 @@ from tilewright.ir.meaning.interpret import evaluate
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Target, machine
 from tilewright.tile_graph.check.kernels import check_plan
-from tilewright.tile_graph.plan.form import Barrier, Tile
+from tilewright.tile_graph.plan.form import Tile, UnitBarrier
 from tilewright.tile_graph.plan.leaf_form import ThreadForm
 from tilewright.tile_graph.plan.text import plan_text
 from tilewright.transform.layout.choose import choose_layouts
@@ -46,7 +46,7 @@ def test_blocks_stay_for_all_steps_where_launches_are_dear(kind: str) -> None:
     kept = [t for t in program.constants if t.name in {h.tensor for h in kernel.holds if h.fill == "copy"}]
     assert sum(t.shape[-2:] == (24, 24) for t in kept) >= 2  # from the layer below, and from the step before
     (steps,) = (n for n in kernel.walk() if isinstance(n, Tile) and n.over == "steps")
-    assert [n for n in steps.body if isinstance(n, Barrier)] == [steps.body[-1]]
+    assert [n for n in steps.body if isinstance(n, UnitBarrier)] == [steps.body[-1]]
     assert walking(program, replace(DEAR, barriers=())) == []  # nobody says what a barrier costs
 
 

@@ -12,7 +12,7 @@ from tests.cpu_stages import model_of
 from tests.gpu_stages import compiled, on_emulator, random_inputs
 from tilewright.backend.gpu.kernel.tile import _step_cost
 from tilewright.backend.gpu.maps.packets import chosen_places
-from tilewright.backend.gpu.matrix.cost import Product, fragments_for
+from tilewright.backend.gpu.matrix.cost import BlockedProduct, fragments_for
 from tilewright.backend.gpu.matrix.plan import of_equal_warps
 from tilewright.backend.gpu.threads.nest import quick_erf
 from tilewright.compiler.pipeline import build
@@ -31,8 +31,8 @@ from tilewright.tile_graph.algebra.propagate import Range, whole
 from tilewright.tile_graph.plan.form import Leaf, Tile
 
 
-def product(rows: int, columns: int, work: int) -> Product:
-    return Product(rows, columns, 1, 768, 96, (0, 0), False, (True, False), 8, work)
+def product(rows: int, columns: int, work: int) -> BlockedProduct:
+    return BlockedProduct(rows, columns, 1, 768, 96, (0, 0), False, (True, False), 8, work)
 
 
 def test_long_epilogues_go_to_many_warps() -> None:

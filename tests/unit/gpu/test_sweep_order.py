@@ -18,10 +18,10 @@ from tilewright.ir.forms.swept import Swept
 from tilewright.ir.meaning.interpret import evaluate
 from tilewright.runtime.cuda_sweeps import CudaSweeps, _boxes
 from tilewright.runtime.gpu_model import EmulatedSweeps
-from tilewright.runtime.sweep_order import OrderFault, Passage, Queue, Step, check_order, early, steps_of
-from tilewright.runtime.swept import Course, Result, SweptModel, copy_together
+from tilewright.runtime.sweep_order import OrderFault, Passage, Queue, SweepStep, check_order, early, steps_of
+from tilewright.runtime.swept import Course, SweptModel, SweptResult, copy_together
 from tilewright.schedule.sweeps.parts import in_sweeps
-from tilewright.schedule.sweeps.search import Room, choose_sweeps
+from tilewright.schedule.sweeps.search import PartRoom, choose_sweeps
 from tilewright.target import machine
 
 
@@ -44,7 +44,7 @@ def test_every_event_is_needed_and_none_is_missing(seed: int) -> None:
     steps = steps_of(passages)
     assert len(steps) == 5 * len(passages)
     check_order(steps, passages)
-    done: list[Step] = []
+    done: list[SweepStep] = []
     early(steps, done.append)
     assert sorted(map(id, done)) == sorted(map(id, steps))
     for number, step in enumerate(steps):
@@ -88,7 +88,7 @@ class OnBytes:
 def beside_copies(model: Any, share: float) -> tuple[Swept, SweptModel]:
     program = program_of(model)
     largest = max(2 * t.most_bytes for c in program.computes for t in c.outputs)
-    chosen = choose_sweeps(program, Room(largest * share, 2, False), machine("h200"))
+    chosen = choose_sweeps(program, PartRoom(largest * share, 2, False), machine("h200"))
     assert chosen is not None
     swept = in_sweeps(program, chosen)
     made = interpreted(swept)
@@ -125,7 +125,7 @@ def test_parts_beside_copies_are_the_whole(model: Any, share: float) -> None:
     ((), ()), ((7,), ((2, 2),)),
 ])  # fmt: skip
 def test_a_part_of_a_result_is_boxes(shape: tuple[int, ...], own: tuple[tuple[int, int], ...]) -> None:
-    result = Result("y", shape, np.dtype(np.int16))
+    result = SweptResult("y", shape, np.dtype(np.int16))
     array = np.arange(int(np.prod(shape)), dtype=np.int16).reshape(shape)
     part = tuple(slice(a, b) for a, b in own)
     right = np.ascontiguousarray(array[part]).tobytes()
@@ -153,7 +153,7 @@ def test_a_device_is_told_who_waits_for_whom(driver: Driver, monkeypatch: pytest
     image = SimpleNamespace(arena_bytes=64, input_bytes=(24, 8), output_bytes=(40,))
     model: Any = SimpleNamespace(context=1, image=image, lane_in=lambda arena: lane)
     passages = [Passage(0, (("x", (slice(n, n + 1),)),), (("y", (slice(n, n + 1),)),)) for n in range(5)]
-    results = ((Result("y", (4, 5), np.dtype(np.int16)), (slice(0, 4), slice(1, 4))),)
+    results = ((SweptResult("y", (4, 5), np.dtype(np.int16)), (slice(0, 4), slice(1, 4))),)
     packed: list[int] = []
     course = Course(tuple(passages), (results,) * 5, steps_of(passages))
     CudaSweeps([model]).sweep(course, lambda part, slots: packed.append(sum(map(len, slots))), lambda *_: None)

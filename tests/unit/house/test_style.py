@@ -52,3 +52,14 @@ def test_fractions_that_planning_is_by_are_in_one_place() -> None:
         "visible.py: _LOWEST = -1e+30",
         "visible.py: _SAMPLES = (1.0, -2.5)",
     }
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """One word a concept: what is met in a message or an import is one thing. Examples stand by themselves."""
+    found: dict[str, list[str]] = {}
+    for file in sorted((ROOT / "tilewright").rglob("*.py")):
+        if "examples" not in file.parts:
+            for node in ast.parse(file.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    found.setdefault(node.name, []).append(str(file.relative_to(ROOT)))
+    assert {name: files for name, files in found.items() if len(files) > 1} == {}

@@ -18,7 +18,7 @@ from tilewright.ir.forms.expr import Axis, op, var
 from tilewright.ir.forms.expr import load as read
 from tilewright.ir.forms.loops import Buffer, Memory
 from tilewright.options import Options
-from tilewright.render.c_long import Parts, is_harmless
+from tilewright.render.c_long import ExprParts, is_harmless
 from tilewright.target import machine, stored_machines
 from tilewright.tile_graph.algebra.nest import data_cost
 
@@ -82,10 +82,10 @@ def test_what_a_condition_guards_is_not_computed_before_it() -> None:
     whole = Buffer("n", (9,), int64, Memory.GLOBAL)
     assert not is_harmless(op("floordiv", var(i), read(whole, (var(i),))))
     guarded = op("select", op("lt", var(i), 5), op("neg", outside * outside), outside * 0.5)
-    parts = Parts(guarded)
+    parts = ExprParts(guarded)
     assert parts.computed == {guarded, *_below(guarded.args[0])}
-    assert Parts(guarded, lambda _: True).computed > parts.computed
-    assert Parts(outside * outside, around=parts, inside=guarded.args[1]).computed == frozenset()
+    assert ExprParts(guarded, lambda _: True).computed > parts.computed
+    assert ExprParts(outside * outside, around=parts, inside=guarded.args[1]).computed == frozenset()
 
 
 def _below(root: object) -> set[object]:

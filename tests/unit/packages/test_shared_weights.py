@@ -18,7 +18,7 @@ import tilewright
 from tilewright.errors import ModelError
 from tilewright.packages.shared import _placed
 from tilewright.runtime.toolchain import find_compiler
-from tilewright.runtime.weights import MappedWeights, Piece, WeightsError, map_weights, shared_table
+from tilewright.runtime.weights import MappedWeights, WeightPiece, WeightsError, map_weights, shared_table
 
 ROWS = (2, 3)
 WIDTH = 96
@@ -164,8 +164,10 @@ def test_only_equal_pieces_are_shared() -> None:
     first, second = (rng.integers(0, 256, 8192, np.uint8) for _ in range(2))
     almost = second.copy()
     almost[5000] ^= 1  # neither at the begin nor at the end
-    theirs = MappedWeights((Piece(0, np.concatenate([first, second, first[:64]])),)).cut([8192, 16384])
-    own = MappedWeights((Piece(0, first.copy()), Piece(8192, almost), Piece(16384, first[:64].copy())))
+    theirs = MappedWeights((WeightPiece(0, np.concatenate([first, second, first[:64]])),)).cut([8192, 16384])
+    own = MappedWeights(
+        (WeightPiece(0, first.copy()), WeightPiece(8192, almost), WeightPiece(16384, first[:64].copy()))
+    )
     found = own.shared([theirs])
     assert found.pieces[0].data is theirs.pieces[0].data
     assert found.pieces[1:] == own.pieces[1:] and b"".join(found) == b"".join(own)
@@ -176,8 +178,8 @@ def test_weights_that_another_form_has_joined_are_parts_of_its() -> None:
     joined = np.random.default_rng(0).integers(0, 256, 3 * length, np.uint8)
     apart = [joined[k * length : (k + 1) * length].copy() for k in range(3)]
     other = np.random.default_rng(1).integers(0, 256, length, np.uint8)
-    own = MappedWeights(tuple(Piece(k * length, data) for k, data in enumerate([*apart, other])))
-    found = own.shared([MappedWeights((Piece(0, joined),))])
+    own = MappedWeights(tuple(WeightPiece(k * length, data) for k, data in enumerate([*apart, other])))
+    found = own.shared([MappedWeights((WeightPiece(0, joined),))])
     begin = joined.ctypes.data
     assert [p.data.ctypes.data - begin for p in found.pieces[:3]] == [0, length, 2 * length]
     assert found.pieces[3].data is other

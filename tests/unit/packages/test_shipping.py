@@ -26,7 +26,7 @@ from tilewright.packages.header import example_text, header_text
 from tilewright.packages.manifest import FORMAT, _sum
 from tilewright.runtime import ToolchainError, find_compiler, this_machine
 from tilewright.runtime.features import c_checks, relied_on
-from tilewright.runtime.toolchain import Machine
+from tilewright.runtime.toolchain import NativeMachine
 
 pytestmark = pytest.mark.host  # what is saved is for this computer
 
@@ -246,7 +246,7 @@ def test_the_header_knows_an_older_processor(tmp_path: Path) -> None:
 
 
 def test_features_that_nobody_asks_for_are_not_needed() -> None:
-    machine = Machine("x86_64", "", frozenset({*XEON, "aes", "tsc", "hypervisor"}))
+    machine = NativeMachine("x86_64", "", frozenset({*XEON, "aes", "tsc", "hypervisor"}))
     assert relied_on(machine) == tuple(n for n in XEON if not n.startswith("amx"))
     assert relied_on(machine, ("amx",)) == XEON
     assert len(c_checks(XEON)) == len(XEON) + 1 and c_checks(XEON)[-1] == "tw_saved(0x600e6)"

@@ -15,10 +15,10 @@ from tilewright.runtime import (
     Cache,
     CpuModel,
     KeptWeights,
+    KernelStage,
     ModelImage,
     ModelImageError,
     ModelRunError,
-    Stage,
     WeightsError,
     find_compiler,
 )
@@ -35,7 +35,7 @@ def test_weights_extents_and_scratch_reach_the_kernel(built: Builder) -> None:
     y[tile] = (int64_t)sum + w[tile] + extents[2]
         + 1000000 * (((uintptr_t)scratch | (uintptr_t)w) % 64 != 0);"""
     weights = bytes(64) + bytes(range(40))
-    stage = Stage("k", 40, (BufferRef("weight", 64), Y), scratch_bytes=5000)
+    stage = KernelStage("k", 40, (BufferRef("weight", 64), Y), scratch_bytes=5000)
     image = ModelImage({"k": kernel("k", body)}, (stage,), (), (320,), weights=weights, extents=(0, 0, 11))
     y = np.zeros(40, np.int64)
     with CpuModel(built(image), 3) as model:
@@ -59,7 +59,7 @@ def test_kept_weights_are_the_same_in_their_new_place(built: Builder, parts: int
     def seen(kept: tuple[KeptWeights, ...]) -> tuple[list[int], list[int]]:
         sums, places = [], []
         for start in (0, 64, 64 * 4096 * 5, int(starts[1]), int(starts[2]), int(starts[3])):
-            stage = Stage("k", 2, (BufferRef("weight", start), Y), first_extent=0)
+            stage = KernelStage("k", 2, (BufferRef("weight", start), Y), first_extent=0)
             image = ModelImage(kernels, (stage,), (), (24,), weights=data.tobytes(), extents=(64,), kept=kept)
             y = np.zeros(3, np.uint64)
             with CpuModel(built(image), 2) as model:
@@ -78,7 +78,7 @@ def test_profile_gives_the_time_of_each_stage(built: Builder) -> None:
     spin = kernel("spin", "volatile int64_t n = extents[0]; while (n > 0) n--; ((int32_t *)buffers[0])[tile] = 5;")
     image = ModelImage(
         {"spin": spin, "count": COUNT},
-        (Stage("spin", 4, (Y,)), Stage("count", 4, (Y,))),
+        (KernelStage("spin", 4, (Y,)), KernelStage("count", 4, (Y,))),
         (),
         (16,),
         extents=(100_000,),
@@ -95,7 +95,7 @@ def test_profile_gives_the_time_of_each_stage(built: Builder) -> None:
 def test_nan_and_infinity_keep_their_meaning(built: Builder) -> None:
     body = """float x = ((const float *)buffers[0])[tile];
     ((float *)buffers[1])[tile] = x != x ? 1.0f : x - x == 0.0f ? 2.0f : 3.0f;"""
-    image = ModelImage({"classify": kernel("classify", body)}, (Stage("classify", 4, (X, Y)),), (16,), (16,))
+    image = ModelImage({"classify": kernel("classify", body)}, (KernelStage("classify", 4, (X, Y)),), (16,), (16,))
     x = np.array([np.nan, np.inf, -np.inf, 1e-42], np.float32)
     y = np.zeros(4, np.float32)
     with CpuModel(built(image), 1) as model:
@@ -168,11 +168,11 @@ int main(int argc, char **argv) {
     [
         ({"kernels": {}}, "stage 0 .affine.: no such kernel"),
         ({"kernels": {"affine": "", "9x": ""}}, "'9x' is not a C identifier"),
-        ({"stages": (Stage("affine", -1, ()),)}, "negative"),
-        ({"stages": (Stage("affine", 1, (BufferRef("input", 1),)),)}, "input 1 is out of range"),
-        ({"stages": (Stage("affine", 1, (BufferRef("arena", 65),)),)}, "arena 65 is out of range"),
+        ({"stages": (KernelStage("affine", -1, ()),)}, "negative"),
+        ({"stages": (KernelStage("affine", 1, (BufferRef("input", 1),)),)}, "input 1 is out of range"),
+        ({"stages": (KernelStage("affine", 1, (BufferRef("arena", 65),)),)}, "arena 65 is out of range"),
         (
-            {"stages": (Stage("affine", 1, (BufferRef("weight", 4),)),), "weights": bytes(64)},
+            {"stages": (KernelStage("affine", 1, (BufferRef("weight", 4),)),), "weights": bytes(64)},
             "not a multiple of 64",
         ),
     ],

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.native_models import BLUR, COUNT, Builder, X, Y, affine_image, blur_image, blur_reference, builder, kernel
-from tilewright.runtime import BufferRef, Cache, CpuModel, Jump, ModelImage, Stage
+from tilewright.runtime import BufferRef, Cache, CpuModel, DriverJump, KernelStage, ModelImage
 
 THREADS = (1, 2, 3, 5)
 
@@ -39,7 +39,7 @@ def test_tiles_cover_everything_once(built: Builder, threads: int, balance: str)
 @pytest.mark.parametrize("threads", THREADS)
 @pytest.mark.parametrize("balance", ["static", "dynamic"])
 def test_each_tile_runs_exactly_once_in_every_run(built: Builder, threads: int, balance: str) -> None:
-    stage = Stage("count", 57, (Y,), balance=balance)  # type: ignore[arg-type]
+    stage = KernelStage("count", 57, (Y,), balance=balance)  # type: ignore[arg-type]
     image = ModelImage({"count": COUNT}, (stage,) * 4, (), (57 * 4,))
     counts = np.zeros(57, np.int32)
     with CpuModel(built(image), threads) as model:
@@ -71,10 +71,10 @@ def test_serial_groups_do_not_lose_a_needed_barrier(built: Builder, threads: int
     arena = BufferRef("arena", 0)
     outs = [BufferRef("output", i) for i in range(3)]
     stages = (
-        Stage("set", 1, (arena,)),
-        Stage("copy", 1, (arena, outs[0])),
-        Stage("copy", 1, (arena, outs[1]), barrier_before=False),
-        Stage("copy", 1, (arena, outs[2]), barrier_before=False),
+        KernelStage("set", 1, (arena,)),
+        KernelStage("copy", 1, (arena, outs[0])),
+        KernelStage("copy", 1, (arena, outs[1]), barrier_before=False),
+        KernelStage("copy", 1, (arena, outs[2]), barrier_before=False),
     )
     image = ModelImage({"set": slow, "copy": copy}, stages, (), (4, 4, 4), arena_bytes=64)
     for _ in range(10):
@@ -90,11 +90,14 @@ def test_stages_are_repeated_while_a_byte_is_true(built: Builder, threads: int, 
     """Counts down in a loop of two stages, which the second of them ends; a stage behind it runs once."""
     down = kernel("down", "int32_t *n = buffers[0]; char *on = buffers[1]; n[0] -= 1; on[0] = n[0] > 0;")
     left, on = BufferRef("arena", 0), BufferRef("arena", 64)
-    begin = kernel("begin", """int32_t n = *(int32_t *)buffers[0]; *(int32_t *)buffers[1] = n;
-                            *(char *)buffers[2] = n > 0;""")
-    stages = (Stage("begin", 1, (X, left, on)), Stage("count", tiles, (Y,)), Stage("down", 1, (left, on)),
-              Stage("count", tiles, (BufferRef("output", 1),)))  # fmt: skip
-    jumps = (Jump(1, 3, 2, on), Jump(3, 1, 0))
+    begin = kernel(
+        "begin",
+        """int32_t n = *(int32_t *)buffers[0]; *(int32_t *)buffers[1] = n;
+                            *(char *)buffers[2] = n > 0;""",
+    )
+    stages = (KernelStage("begin", 1, (X, left, on)), KernelStage("count", tiles, (Y,)), KernelStage("down", 1, (left,
+              on)), KernelStage("count", tiles, (BufferRef("output", 1),)))  # fmt: skip
+    jumps = (DriverJump(1, 3, 2, on), DriverJump(3, 1, 0))
     image = ModelImage({"begin": begin, "count": COUNT, "down": down}, stages, (4,), (4 * tiles,) * 2, arena_bytes=128,
                        jumps=jumps)  # fmt: skip
     with CpuModel(built(image), threads) as model:
@@ -114,7 +117,7 @@ def test_a_worker_held_up_in_a_tile_keeps_only_that_tile(built: Builder, balance
         clock_gettime(CLOCK_MONOTONIC, &t);
         y[2 * tile] = t.tv_sec * 1000000000 + t.tv_nsec; y[2 * tile + 1] = (int64_t)(uintptr_t)scratch;""",
     )
-    stage = Stage("sleepy", 8, (Y,), scratch_bytes=64, balance=balance)  # type: ignore[arg-type]
+    stage = KernelStage("sleepy", 8, (Y,), scratch_bytes=64, balance=balance)  # type: ignore[arg-type]
     image = ModelImage({"sleepy": sleepy}, (stage,), (), (128,))
     y = np.zeros((8, 2), np.int64)
     with CpuModel(built(image), 2) as model:
@@ -130,7 +133,7 @@ def test_a_worker_held_up_in_a_tile_keeps_only_that_tile(built: Builder, balance
 def test_a_march_goes_on_without_a_worker_that_is_away(built: Builder, threads: int) -> None:
     """Workers march through stages of one tile each; here they have to share a processor, which they learn too late."""
     rounds = 300
-    count = Stage("count", threads, (BufferRef("output", 1),))
+    count = KernelStage("count", threads, (BufferRef("output", 1),))
     blur = blur_image(threads, rounds)
     stages = tuple(s for stage in blur.stages for s in (stage, count))
     image = replace(blur, kernels={"blur": BLUR, "count": COUNT}, stages=stages, output_bytes=(4 * threads,) * 2)
@@ -166,7 +169,7 @@ def random_image(seed: int, width: int = 48, count: int = 30) -> ModelImage:
         ((uint32_t *)buffers[1])[tile] = sum;""",
     )
     random = np.random.default_rng(seed)
-    stages: list[Stage] = []
+    stages: list[KernelStage] = []
     extents: list[int] = []
     group = 0
     for i in range(count):
@@ -176,7 +179,7 @@ def random_image(seed: int, width: int = 48, count: int = 30) -> ModelImage:
         tiles = int(random.integers(0, random.choice([3, 6, width + 1])))
         source = BufferRef("arena", 4 * width * int(random.integers(group))) if group else X
         stages.append(
-            Stage(
+            KernelStage(
                 "mix",
                 tiles,
                 (source, BufferRef("arena", 4 * width * i)),
@@ -187,7 +190,7 @@ def random_image(seed: int, width: int = 48, count: int = 30) -> ModelImage:
             )
         )
         extents += [width, int(random.integers(width)), int(balance == "serial")]
-    stages.append(Stage("total", width, (BufferRef("arena", 0), Y), first_extent=len(extents)))
+    stages.append(KernelStage("total", width, (BufferRef("arena", 0), Y), first_extent=len(extents)))
     extents += [width, count]
     return ModelImage(
         {"mix": mix, "total": total},

@@ -20,7 +20,7 @@ from tilewright.runtime import (
     CompileError,
     Compiler,
     CpuModel,
-    Machine,
+    NativeMachine,
     ObjectCompiler,
     ToolchainError,
     build,
@@ -91,10 +91,10 @@ def test_missing_compilers_are_explained(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_flags_suit_the_machine() -> None:
     gcc = replace(find_compiler(), kind="gcc")
-    x86 = Machine("x86_64", "", frozenset({"avx2", "avx512f"}))
+    x86 = NativeMachine("x86_64", "", frozenset({"avx2", "avx512f"}))
     assert {"-march=native", "-mprefer-vector-width=512"} <= set(default_flags(gcc, x86))
-    assert "-mprefer-vector-width=512" not in default_flags(gcc, Machine("x86_64", "", frozenset({"avx2"})))
-    assert "-mcpu=native" in default_flags(gcc, Machine("aarch64", "", frozenset()))
+    assert "-mprefer-vector-width=512" not in default_flags(gcc, NativeMachine("x86_64", "", frozenset({"avx2"})))
+    assert "-mcpu=native" in default_flags(gcc, NativeMachine("aarch64", "", frozenset()))
     assert not [flag for flag in default_flags(gcc, x86) if "fast-math" in flag]
 
 

@@ -32,7 +32,7 @@ from tilewright.runtime.nvrtc import compile_to_cubin
 from tilewright.schedule.planner import plan_seconds
 from tilewright.target import machine
 from tilewright.tile_graph.check.kernels import check_plan
-from tilewright.tile_graph.plan.form import Barrier, Hold, Plan, Tile
+from tilewright.tile_graph.plan.form import Hold, Plan, Tile, UnitBarrier
 from tilewright.tile_graph.plan.text import plan_text
 from tilewright.tune.groups import find_groups
 
@@ -175,7 +175,7 @@ def fewer_threads(kernel: Tile) -> Tile:
 def waiting(kernel: Tile) -> Tile:
     (lanes,) = kernel.body
     assert isinstance(lanes, Tile)
-    return replace(kernel, body=(replace(lanes, body=(*lanes.body, Barrier("blocks"))),))
+    return replace(kernel, body=(replace(lanes, body=(*lanes.body, UnitBarrier("blocks"))),))
 
 
 REFUSED = {

@@ -16,24 +16,24 @@ from tilewright.lower.program import lower_program
 from tilewright.options import Options
 from tilewright.schedule import policies as module
 from tilewright.schedule.constants import POLICY_PLANS
-from tilewright.schedule.policies import COUNTS, Kernels, Policy, alike, dependences, policy_plans
+from tilewright.schedule.policies import COUNTS, Policy, PolicyKernels, alike, dependences, policy_plans
 from tilewright.target import machine
 from tilewright.tile_graph.check.kernels import check_plan
 from tilewright.tile_graph.plan.form import Plan
-from tilewright.tune.groups import Group, find_groups, with_choices
+from tilewright.tune.groups import KernelGroup, find_groups, with_choices
 
 SMALL = {"syrk": {"M": 32, "N": 48}, "gesummv": {"N": 64}, "jacobi-2d": {"T": 2, "N": 40}}
 
 
 @cache
-def planned(name: str) -> tuple[Program, Plan, Group, Kernels]:
+def planned(name: str) -> tuple[Program, Plan, KernelGroup, PolicyKernels]:
     target = machine("neoverse_n1")
     made = build(program(name, SMALL[name]), target, Options(target="neoverse_n1", stop_after="plan"))
     assert made.program is not None and made.plan is not None
     group = max(find_groups(made.program, made.plan, target), key=lambda g: g.own.estimate.seconds)
     own = group.variants[0]
     plans = [group.own, *own.pool(lambda leaves: True, 24)]
-    return made.program, made.plan, group, Kernels(plans, own.nests, own.context)
+    return made.program, made.plan, group, PolicyKernels(plans, own.nests, own.context)
 
 
 @pytest.mark.parametrize("objective", COUNTS)
@@ -56,7 +56,7 @@ def test_objectives_count_what_they_say() -> None:
 def test_an_objective_in_conflict_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     *_, kernels = planned("syrk")
     counts = {"latency": [3.0, 1.0, 2.0, 4.0], "reuse": [1.0, 4.0, 4.0, 1.9], "compile": [5.0, 5.0, 4.0, 3.0]}
-    four = Kernels(kernels.plans[:4], kernels.nests, kernels.context)
+    four = PolicyKernels(kernels.plans[:4], kernels.nests, kernels.context)
     monkeypatch.setattr(four, "counts", counts.__getitem__)
     # of what is fastest, or soonest compiled, none is within twice the best reuse: it does not count then
     assert four.preferred(Policy(("latency", "reuse"), 0.0)) is four.plans[1]

@@ -21,9 +21,9 @@ from tilewright.ir.forms.swept import Swept
 from tilewright.ir.meaning.interpret import evaluate
 from tilewright.ops import lower
 from tilewright.options import Options
-from tilewright.runtime.swept import Array, Result, Runner, SweptModel
+from tilewright.runtime.swept import Array, Runner, SweptModel, SweptResult
 from tilewright.schedule.sweeps.parts import in_sweeps
-from tilewright.schedule.sweeps.search import Room, choose_sweeps
+from tilewright.schedule.sweeps.search import PartRoom, choose_sweeps
 from tilewright.target import machine
 from tilewright.transform.clean.fold import fold_constants
 
@@ -106,7 +106,7 @@ def interpreted(swept: Swept) -> SweptModel:
 
     rounds = [round_of(sweep, [lambda p=p: opened(p) for p in sweep.programs]) for sweep in swept.sweeps]  # type: ignore[misc]
     program = swept.program
-    shapes = {t.name: Result(t.name, tuple(int(e) for e in t.shape), t.dtype.numpy) for t in program.tensors()}  # type: ignore[arg-type]
+    shapes = {t.name: SweptResult(t.name, tuple(int(e) for e in t.shape), t.dtype.numpy) for t in program.tensors()}  # type: ignore[arg-type]
     taken = {t.name for sweep in swept.sweeps for p in sweep.programs for t in p.inputs}
     constants = {t.name: a for t, a in program.constants.items() if t.name in taken}
     return SweptModel(rounds, [t.name for t in program.inputs], [t.name for t in program.outputs],
@@ -117,7 +117,7 @@ def check(model: ModelProto, share: float, target: str = "h200", keeps: bool = F
     """The model in sweeps within a part of what it holds at once, against the interpreter's answer for all of it."""
     program = program_of(model)
     largest = max(2 * t.most_bytes for c in program.computes for t in c.outputs)
-    chosen = choose_sweeps(program, Room(largest * share, 2, keeps), machine(target))
+    chosen = choose_sweeps(program, PartRoom(largest * share, 2, keeps), machine(target))
     assert chosen is not None
     swept = in_sweeps(program, chosen)
     assert sum(len(sweep.parts) for sweep in swept.sweeps) > len(swept.sweeps)
@@ -182,7 +182,7 @@ def halves(model: ModelProto) -> Program:
 def test_large_images_pass_little_more_than_once(model: Callable[[], ModelProto]) -> None:
     """In 4 GiB, by plan alone: what goes over the link against inputs, outputs and weights once."""
     program = halves(model())
-    chosen = choose_sweeps(program, Room(4 << 30, 2, False), H200)
+    chosen = choose_sweeps(program, PartRoom(4 << 30, 2, False), H200)
     assert chosen is not None
     into, back = in_sweeps(program, chosen).link_bytes
     weights = sum(a.nbytes for a in program.constants.values())
@@ -192,7 +192,7 @@ def test_large_images_pass_little_more_than_once(model: Callable[[], ModelProto]
 
 def test_nothing_fits_nowhere() -> None:
     program = program_of(features((16, 16), ((4, 1),)))
-    assert choose_sweeps(program, Room(64, 2, False), H200) is None
+    assert choose_sweeps(program, PartRoom(64, 2, False), H200) is None
 
 
 def in_sweeps_on_a_cpu(options: Options) -> tuple[tilewright.Model, tilewright.Model]:

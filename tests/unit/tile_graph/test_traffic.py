@@ -19,7 +19,7 @@ from tilewright.ir.forms.loops import Memory
 from tilewright.ir.meaning.traffic import count_traffic
 from tilewright.target import Target, machine
 from tilewright.tile_graph.traffic.touch import touch
-from tilewright.tile_graph.traffic.traffic import Cache, Repeat, Walk, moved
+from tilewright.tile_graph.traffic.traffic import LeafTrace, Repeat, SimulatedCache, moved
 
 ALL = 60
 QUICK = (3, 8, 13, 25, 34, 47)
@@ -113,12 +113,12 @@ def product(rows: object, columns: object) -> Repeat:
     parts = [{i: 1, j: 16, k: 1}, {i: 1, j: 16, k: 256}, {i: rows, j: 16, k: 256}, {i: rows, j: columns, k: 256}]
     trips = [256, rows, columns / 16]  # type: ignore[operator]
     grows = {"j": {j: 256 - columns}, "i": {i: 256 - rows}}  # type: ignore[operator]
-    walk = Walk(parts, trips, touches, grows, {j: 16}, {i: 1, j: 16})
+    walk = LeafTrace(parts, trips, touches, grows, {j: 16}, {i: 1, j: 16})
     return Repeat("i", 256 / rows, [Repeat("j", 256 / columns, [walk])])  # type: ignore[operator]
 
 
 def test_candidates_are_predicted_at_once() -> None:
-    cache = Cache(32 << 10, 64)
+    cache = SimulatedCache(32 << 10, 64)
     rows, columns = np.array([8, 16, 64, 256]), np.array([16, 256, 64, 32])
     together = moved(product(rows, columns), cache)
     for number, (n, m) in enumerate(zip(rows.tolist(), columns.tolist(), strict=True)):
@@ -129,7 +129,7 @@ def test_candidates_are_predicted_at_once() -> None:
 
 def test_what_fits_is_fetched_once_and_what_does_not_again() -> None:
     whole = 256 * 256 * 4
-    large, small = (moved(product(16, 256), Cache(n << 10, 64)) for n in (1024, 8))
+    large, small = (moved(product(16, 256), SimulatedCache(n << 10, 64)) for n in (1024, 8))
     assert large.fetched == {"a": whole, "b": whole, "c": whole}
     assert small.fetched["b"] == pytest.approx(16 * 16 * whole, rel=0.01)  # for every row anew
     assert large.written == {"c": whole}

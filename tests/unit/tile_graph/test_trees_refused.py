@@ -35,7 +35,7 @@ from tilewright.lower.program import lower_program
 from tilewright.schedule.planner import make_plan
 from tilewright.target import Cluster, Target
 from tilewright.tile_graph.check.kernels import check_plan
-from tilewright.tile_graph.plan.form import Barrier, Bind, Hold, Leaf, Plan, Tile, TileAxis
+from tilewright.tile_graph.plan.form import Bind, Hold, Leaf, Plan, Tile, TileAxis, UnitBarrier
 from tilewright.tile_graph.plan.leaf_form import ThreadForm
 from tilewright.transform.layout.choose import choose_layouts
 
@@ -60,7 +60,7 @@ def holding(name: str, **changed: object) -> Change:
 # --- barriers
 
 
-def two_bodies(barrier: Barrier, holds: tuple[Hold, ...] = ()) -> tuple[Program, Plan]:
+def two_bodies(barrier: UnitBarrier, holds: tuple[Hold, ...] = ()) -> tuple[Program, Plan]:
     """Sums of rows, a barrier, and what reads those of other units."""
     program = program_of("x[24, 40]\na[i0:24] = sum[r0:40] x[i0, r0]\ny[i0:24, i1:40] = x[i0, i1] - a[23 - i0]")
     first, second = kernels(program, N1).values()
@@ -71,19 +71,19 @@ def two_bodies(barrier: Barrier, holds: tuple[Hold, ...] = ()) -> tuple[Program,
 
 
 def test_a_barrier_is_of_the_units_of_its_kernel() -> None:
-    program, plan = two_bodies(Barrier("blocks"))
+    program, plan = two_bodies(UnitBarrier("blocks"))
     refused(plan, program, N1, "plan of kernel 'k0': a barrier of all blocks in a kernel over cores")
 
 
 def test_a_barrier_outside_of_kernels() -> None:
-    program, plan = two_bodies(Barrier("cores"))
+    program, plan = two_bodies(UnitBarrier("cores"))
     check_plan(plan, program, N1)
-    plan = replace(plan, body=replace(plan.body, body=(*plan.body.body, Barrier("cores"))))
+    plan = replace(plan, body=replace(plan.body, body=(*plan.body.body, UnitBarrier("cores"))))
     refused(plan, program, N1, "plan: a barrier is part of no kernel")
 
 
 def test_a_barrier_that_units_reach_a_different_number_of_times() -> None:
-    program, plan = two_bodies(Barrier("cores"))
+    program, plan = two_bodies(UnitBarrier("cores"))
 
     def walked(tile: Tile) -> Tile:
         return replace(tile, body=(Tile(tile.level, (("rows", 1),), body=tile.body),)) if tile.is_kernel else tile
@@ -93,7 +93,7 @@ def test_a_barrier_that_units_reach_a_different_number_of_times() -> None:
 
 
 def test_what_is_read_across_a_barrier_lies_in_memory() -> None:
-    program, plan = two_bodies(Barrier("cores"), (Hold("a"),))
+    program, plan = two_bodies(UnitBarrier("cores"), (Hold("a"),))
     refused(plan, program, N1, "plan of kernel 'k0': leaf 'y' reads 'a' across a barrier: hold it around the kernel")
 
 
@@ -157,12 +157,13 @@ TOGETHER: dict[str, tuple[Callable[[], Plan], str]] = {
         "children run in one of order, together, not 'at random'",
     ),
     "a leaf that waits for its block": (
-        lambda: map_leaves(warps(program_of(EXPONENTS)),
-                           lambda x: x.with_options(ThreadForm, step=16) if x.tensor == "y" else x),
+        lambda: map_leaves(
+            warps(program_of(EXPONENTS)), lambda x: x.with_options(ThreadForm, step=16) if x.tensor == "y" else x
+        ),
         "a child that runs together has leaves that need no barrier of the block",
     ),
     "a barrier inside a child": (
-        lambda: unlike(lambda t: replace(t, body=(*t.body, Barrier("blocks"))) if t.count == 96 else t),
+        lambda: unlike(lambda t: replace(t, body=(*t.body, UnitBarrier("blocks"))) if t.count == 96 else t),
         "a child that runs together has leaves that need no barrier of the block",
     ),
 }

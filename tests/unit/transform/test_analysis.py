@@ -17,7 +17,7 @@ from tilewright.ir.forms.expr import Axis, Const, Expr, Op, Var, load, loads, op
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.target import machine
 from tilewright.transform.analysis import (
-    Range,
+    LiveRange,
     Relies,
     analyse,
     compulsory_bytes,
@@ -88,7 +88,7 @@ def test_agrees_with_brute_force(seed: int) -> None:
     for tensor, start in {**dict.fromkeys(program.inputs, -1), **maker}.items():
         users = [p for p, c in enumerate(program.computes) if tensor in reads(c)]
         end = count if tensor in program.outputs else max((start, *users))
-        assert found.live[tensor] == Range(start, end)
+        assert found.live[tensor] == LiveRange(start, end)
     assert set(found.live) == {*program.inputs, *maker}
     # dependence by looking at every element
     for (place, tensor), relation in found.relations.items():

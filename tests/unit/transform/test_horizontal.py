@@ -21,13 +21,13 @@ from tilewright.ir.analysis.verify import verify_program
 from tilewright.ir.forms.compute import Map, Program, Reduce, Scan, factors, reads
 from tilewright.ir.forms.expr import Load
 from tilewright.ir.forms.tensor import Layout
-from tilewright.ir.meaning.machine import Machine
+from tilewright.ir.meaning.machine import TensorValues
 from tilewright.options import Options
 from tilewright.target import machine
 from tilewright.transform.analysis import analyse
 from tilewright.transform.layout.choose import choose_layouts
 from tilewright.transform.layout.staging import stage_operands
-from tilewright.transform.merge.alike import Group
+from tilewright.transform.merge.alike import MergeGroup
 from tilewright.transform.merge.concatenate import Joiner
 from tilewright.transform.merge.horizontal import Predict, merge_alike
 
@@ -164,7 +164,7 @@ def products(program: Program) -> list[Reduce]:
 def test_merged(name: str, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As few products as can be, the same bits from the interpreter, and code that agrees."""
     # sums in the order that the Program gives: a library's product has one of its own for every shape
-    monkeypatch.setattr(Machine, "_product", lambda *_: None)
+    monkeypatch.setattr(TensorValues, "_product", lambda *_: None)
     make, count = CASES[name]
     folded = programs(make())["fold"]
     merged = always(folded)
@@ -232,7 +232,7 @@ def test_members_are_independent(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     """No member of a group waits for another, on whatever way."""
     folded = programs(CASES[name][0]())["fold"]
     facts = analyse(folded)
-    groups: list[Group] = []
+    groups: list[MergeGroup] = []
     join = Joiner.join
     monkeypatch.setattr(Joiner, "join", lambda self, group: (groups.append(group), join(self, group))[1])
     always(folded)

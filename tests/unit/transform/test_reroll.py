@@ -303,7 +303,7 @@ def test_the_search_grows_with_the_program_alone(monkeypatch: pytest.MonkeyPatch
         met = 0
         original = repeats._Walk._new
 
-        def counted(self: repeats._Walk, anchor: repeats.Node, turn: int, original: object = original) -> object:
+        def counted(self: repeats._Walk, anchor: repeats.RepeatNode, turn: int, original: object = original) -> object:
             nonlocal met
             found = original(self, anchor, turn)  # type: ignore[operator]
             met += len(found)

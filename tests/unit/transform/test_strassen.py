@@ -305,7 +305,7 @@ def test_products_with_maps_between_them_are_decided_together(
     """Neither pays by itself; both do, since what lies between them need not be stored."""
     asked: list[int] = []
 
-    def worth_two(products: list[strassen.Product], *_: object) -> Seconds | None:
+    def worth_two(products: list[strassen.WeightedProduct], *_: object) -> Seconds | None:
         asked.append(len(products))
         return Seconds(((1, 1, 1), (2, 2, 2)), 1.0, 2.0) if len(products) == 2 else None
 

@@ -14,7 +14,7 @@ from tilewright.tile_graph.plan.form import Plan, Tile
 from tilewright.tune import forms, tuner
 from tilewright.tune.fresh import Planned
 from tilewright.tune.groups import calls_of
-from tilewright.tune.models import Builder, Built, Times
+from tilewright.tune.models import BuiltTrials, CallTimes, TrialBuilder
 
 ROUNDS = 12
 
@@ -41,7 +41,7 @@ class MadeUp:
     again: int = 0  # sittings in other processes
 
     def put_in_place(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def sat(_program: Any, own: Built, other: Built, _seconds: float) -> Times:
+        def sat(_program: Any, own: BuiltTrials, other: BuiltTrials, _seconds: float) -> CallTimes:
             if self.interrupted_after is not None and self.sittings > self.interrupted_after:
                 raise KeyboardInterrupt
             self.sittings += 1
@@ -50,21 +50,25 @@ class MadeUp:
         made_up = self
 
         @contextmanager
-        def built(self: Builder, plan: Plan, meanwhile: Callable[[], None] = lambda: None) -> Iterator[Built]:
+        def built(
+            self: TrialBuilder, plan: Plan, meanwhile: Callable[[], None] = lambda: None
+        ) -> Iterator[BuiltTrials]:
             made_up.plans.append(plan)
             meanwhile()
-            yield Built(plan, self.lowered(plan), _Answering(made_up.answer(plan)))
+            yield BuiltTrials(plan, self.lowered(plan), _Answering(made_up.answer(plan)))
 
-        def measured(models: tuple[Planned, Planned], target: Any, options: Any, *_seconds: float) -> Times:
+        def measured(models: tuple[Planned, Planned], target: Any, options: Any, *_seconds: float) -> CallTimes:
             self.again += 1
-            builders = [Builder(program, target, options) for program, _ in models]
-            own, other = (Built(plan, b.lowered(plan), None) for b, (_, plan) in zip(builders, models, strict=True))
+            builders = [TrialBuilder(program, target, options) for program, _ in models]
+            own, other = (
+                BuiltTrials(plan, b.lowered(plan), None) for b, (_, plan) in zip(builders, models, strict=True)
+            )
             return self._times(own, other, *(program for program, _ in models))
 
-        def profiled(program: Any, own: Built, _seconds: float) -> tuple[np.ndarray, float]:
+        def profiled(program: Any, own: BuiltTrials, _seconds: float) -> tuple[np.ndarray, float]:
             return self._times(own, own, program).anchors[0], 1e-4
 
-        monkeypatch.setattr(Builder, "built", built)
+        monkeypatch.setattr(TrialBuilder, "built", built)
         for place in (tuner, forms):
             monkeypatch.setattr(place, "sat", sat)
             monkeypatch.setattr(place, "profiled", profiled)
@@ -76,16 +80,16 @@ class MadeUp:
         def built(*_: Any) -> Any:
             pytest.fail("measured again")
 
-        monkeypatch.setattr(Builder, "built", built)
+        monkeypatch.setattr(TrialBuilder, "built", built)
 
-    def _times(self, own: Built, other: Built, program: Any, others: Any = None) -> Times:
+    def _times(self, own: BuiltTrials, other: BuiltTrials, program: Any, others: Any = None) -> CallTimes:
         """`others` is the Program of the other, where it has one of its own."""
         rng = np.random.default_rng(self.sittings)
 
-        def rows(model: Built, count: int, program: Any) -> np.ndarray:
+        def rows(model: BuiltTrials, count: int, program: Any) -> np.ndarray:
             seconds = np.full(len(model.loops.calls), 1e-6)
             for kernel in model.plan.kernels:
                 seconds[calls_of([kernel], program, model.loops)] = self.seconds(kernel)
             return seconds * np.exp(self.noise * rng.standard_normal((count, len(seconds))))
 
-        return Times(rows(own, ROUNDS + 1, program), rows(other, ROUNDS, others or program))
+        return CallTimes(rows(own, ROUNDS + 1, program), rows(other, ROUNDS, others or program))

@@ -12,9 +12,9 @@ from tilewright.compiler.pipeline import build
 from tilewright.frontend.onnx.model import load
 from tilewright.options import Options
 from tilewright.target import machine
-from tilewright.tune.families import CHANGES, Array, Beliefs, Expected, change, family
+from tilewright.tune.families import CHANGES, Array, Beliefs, GainEstimate, change, family
 from tilewright.tune.features import features
-from tilewright.tune.subjects import Model, find_subjects
+from tilewright.tune.subjects import TunedModel, find_subjects
 
 PRODUCT, OTHER = ("product", "k0"), ("product", "k1")
 MAP = ("map", "k2")
@@ -57,9 +57,9 @@ def test_trials_change_the_order_of_what_waits() -> None:
 
 
 def test_what_is_known_to_be_better_leaves_less_to_gain() -> None:
-    one = Expected(log(0.9), 0.1)
+    one = GainEstimate(log(0.9), 0.1)
     assert one.gain(1.0) > one.gain(0.8) > 0
-    assert Expected(log(0.9), 1e-6).gain(1.0) == pytest.approx(log(1 / 0.9), rel=1e-3)
+    assert GainEstimate(log(0.9), 1e-6).gain(1.0) == pytest.approx(log(1 / 0.9), rel=1e-3)
 
 
 def test_changes_are_between_a_kernels_own_plan_and_another() -> None:
@@ -68,7 +68,7 @@ def test_changes_are_between_a_kernels_own_plan_and_another() -> None:
     target = machine("neoverse_n1")
     made = build(load(proto, {}), target, Options(target="neoverse_n1", stop_after="plan"))
     assert made.program is not None and made.plan is not None
-    (subject,) = find_subjects(Model(made.program, made.plan, target, arithmetic=False))
+    (subject,) = find_subjects(TunedModel(made.program, made.plan, target, arithmetic=False))
     own = features(subject.part.program, subject.part.own, target)
     assert family(own) == ("product", 4) and not change(own, own).any()
     trial = next(t for t in (subject.following(lambda _: False) for _ in range(8)) if t is not None)

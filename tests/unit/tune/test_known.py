@@ -27,7 +27,7 @@ from tilewright.tune.families import family
 from tilewright.tune.features import features
 from tilewright.tune.known import with_records
 from tilewright.tune.records import Anchor, Machine, Measurement, Records, digest
-from tilewright.tune.subjects import Model, find_subjects
+from tilewright.tune.subjects import TunedModel, find_subjects
 
 N1 = machine("neoverse_n1")
 LONGER = 3.0  # than predicted, that all kernels take
@@ -53,7 +53,7 @@ def recorded(program: Program, plan: Plan, given: Options, processor: str | None
     measuring = backend_for(N1).measuring(N1, given)
     here = Machine.of(N1, measuring.processor, processor or measuring.microarchitecture)
     found = Records(targets={here.digest: here})
-    for subject in find_subjects(Model(program, plan, N1, False)):
+    for subject in find_subjects(TunedModel(program, plan, N1, False)):
         part = subject.part
         if len(part.kernels) > 1 or UNTOLD in part.tensors:
             continue
@@ -84,7 +84,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Artifact]:
 def test_kernels_say_what_records_have_of_them(artifacts: dict[str, Artifact]) -> None:
     program, plan = artifacts["here"].program, artifacts["here"].plan
     assert program is not None and plan is not None
-    groups = [s for s in find_subjects(Model(program, plan, N1, False)) if len(s.part.kernels) == 1]
+    groups = [s for s in find_subjects(TunedModel(program, plan, N1, False)) if len(s.part.kernels) == 1]
     assert sorted(len(s.kernels) for s in groups) == [1, 2, 2, 2, 2, 2], "one has no equal"
     told = {s.part.task: features(s.part.program, s.part.own, N1) for s in groups}
     measured = {s.part.task for s in groups if UNTOLD not in s.tensors}

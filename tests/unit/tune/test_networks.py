@@ -29,7 +29,7 @@ from tilewright.tune import features as features_of
 from tilewright.tune.choices import with_choices
 from tilewright.tune.features import features
 from tilewright.tune.records import Anchor, Machine, Measurement, RecordError, Writer, digest, read
-from tilewright.tune.subjects import Model, find_subjects
+from tilewright.tune.subjects import TunedModel, find_subjects
 
 pytest.importorskip("torch", reason="networks need torch, an extra")
 
@@ -122,9 +122,9 @@ def test_a_model_is_compiled_by_what_a_network_believes(
 ) -> None:
     options = Options(cache_dir=kernel_cache, threads=1)
     model = small()
-    chosen: list[choose.Choice] = []
+    chosen: list[choose.TunedChoice] = []
 
-    def kept(model: Model, choices: list[choose.Choice], said: dict[str, str]) -> Plan:
+    def kept(model: TunedModel, choices: list[choose.TunedChoice], said: dict[str, str]) -> Plan:
         chosen.extend(choices)
         return with_choices(model, choices, said)
 
@@ -149,7 +149,7 @@ def recorded(file: Path, options: Options, target: Target) -> tuple[Program, int
     measuring = backend_for(target).measuring(target, options)
     here = Machine.of(target, measuring.processor, measuring.microarchitecture)
     writer, count = Writer(file), 0
-    for subject in find_subjects(Model(program, make_plan(program, target), target, False)):
+    for subject in find_subjects(TunedModel(program, make_plan(program, target), target, False)):
         trials = (subject.following(lambda key: False) for _ in range(8))
         for plan in (subject.part.own, *(trial.plan for trial in trials if trial is not None)):
             told = Measurement(

@@ -13,8 +13,8 @@ from tilewright.tune.records import (
     Anchor,
     Machine,
     Measurement,
-    Pair,
     RecordError,
+    RecordPair,
     Writer,
     digest,
     read,
@@ -25,7 +25,7 @@ PROGRAM = 'program\n  constant "a b": float32[2, 3] "0"\nend\n'
 HERE = Machine.of(machine("neoverse_n1"), "a processor", "aarch64")
 MEASURED = Measurement(
     digest(PROGRAM), HERE.digest, {"target": "neoverse_n1"}, "a task", "product", "zoo", 1, "thread", "swept", 12.5,
-    0.02, 9, Anchor(12.4, 12.5), (Pair("a task #1", "joined"),),
+    0.02, 9, Anchor(12.4, 12.5), (RecordPair("a task #1", "joined"),),
 )  # fmt: skip
 
 

@@ -26,13 +26,13 @@ from tilewright.target import machine
 from tilewright.tile_graph.plan.form import Estimate, Plan, Tile
 from tilewright.tune import timing, tuner
 from tilewright.tune.arithmetic import order_of_sums, sums_of_plan
-from tilewright.tune.choices import Choice
+from tilewright.tune.choices import TunedChoice
 from tilewright.tune.fresh import measured
 from tilewright.tune.groups import calls_of, find_groups, with_choices
 from tilewright.tune.log import stored
-from tilewright.tune.models import Builder
+from tilewright.tune.models import TrialBuilder
 from tilewright.tune.records import RecordError, read
-from tilewright.tune.subjects import Model, find_subjects
+from tilewright.tune.subjects import TunedModel, find_subjects
 
 N1 = machine("neoverse_n1")
 RNG = np.random.default_rng(11)
@@ -106,7 +106,7 @@ def test_same_answers_and_kept(model: ModelProto, kernel_cache: Path, monkeypatc
     assert any("plans measured" in k.estimate.reason for k in tuned.artifact.plan.kernels)
     assert "tune" in tuned.artifact.stage_seconds and "tune" not in plain.artifact.stage_seconds
     assert told and all(0 <= now.left <= now.whole == 60 for now in told)
-    monkeypatch.setattr(Builder, "built", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(TrialBuilder, "built", lambda *_: pytest.fail("measured again"))
     again = tilewright.compile(model, options=chosen)
     assert again.artifact.plan == tuned.artifact.plan
     untuned = tilewright.compile(model, options=options(kernel_cache))
@@ -300,14 +300,14 @@ def test_sums_keep_their_order_unless_asked(model: ModelProto) -> None:
     program, plan = planned(model)
     orders: dict[bool, set[bool]] = {}
     for arithmetic in (False, True):
-        for subject in find_subjects(Model(program, plan, N1, arithmetic)):
+        for subject in find_subjects(TunedModel(program, plan, N1, arithmetic)):
             own = sums_of_plan(subject.part.own)
             for _ in range(6):
                 trial = subject.following(lambda _: False)
                 if trial is not None:
                     is_same = sums_of_plan(trial.plan) == own
                     orders.setdefault(arithmetic, set()).add(is_same)
-                    assert ("sums in another order" in Choice(subject, trial, 0.5).said) != is_same
+                    assert ("sums in another order" in TunedChoice(subject, trial, 0.5).said) != is_same
     assert orders == {False: {True}, True: {True, False}}
 
 
@@ -386,7 +386,7 @@ def test_every_call_belongs_to_one_group(model: ModelProto) -> None:
 
 def test_kernels_that_stay_are_written_once(model: ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program, plan = planned(model)
-    builder = Builder(program, N1, options(tmp_path))
+    builder = TrialBuilder(program, N1, options(tmp_path))
     written: list[str] = []
     render = backend.CpuBackend.render
 

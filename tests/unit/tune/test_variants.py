@@ -15,7 +15,7 @@ from bench.policies.polybench import program
 from bench.tuning.legal import Checked, count
 from tests.cpu_stages import model_of
 from tilewright.backend import backend_for
-from tilewright.backend.cpu.kernel.variants import Variants
+from tilewright.backend.cpu.kernel.variants import CpuVariants
 from tilewright.compiler.pipeline import build
 from tilewright.examples import mobilenet
 from tilewright.frontend.onnx.model import load
@@ -29,7 +29,7 @@ from tilewright.tune.arithmetic import sums_of_plan
 from tilewright.tune.groups import find_groups, with_choices
 from tilewright.tune.pairs import beside
 from tilewright.tune.parts import edited, kernels_of, units_of
-from tilewright.tune.subjects import Model, find_subjects
+from tilewright.tune.subjects import TunedModel, find_subjects
 
 
 def tokens(height: int, width: int) -> ModelProto:
@@ -77,8 +77,8 @@ def test_variants_come_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made.program is not None and made.plan is not None
     (group, *_) = find_groups(made.program, made.plan, machine("neoverse_n1"))
     looked: list[object] = []
-    least = Variants._least
-    monkeypatch.setattr(Variants, "_least", lambda self, plans: looked.append(plans) or least(self, plans))
+    least = CpuVariants._least
+    monkeypatch.setattr(CpuVariants, "_least", lambda self, plans: looked.append(plans) or least(self, plans))
     own = group.variants[0]
     ranked = own.ranked(lambda _: True)
     first = next(ranked)
@@ -98,7 +98,7 @@ def test_plans_of_parts_are_plans_of_the_model() -> None:
         target = machine(name)
         made = build(load(proto, {}), target, Options(target=name, schedule="register", stop_after="plan"))
         assert made.program is not None and made.plan is not None
-        found = count(Model(made.program, made.plan, target, arithmetic=True), 4)
+        found = count(TunedModel(made.program, made.plan, target, arithmetic=True), 4)
         assert found.plans > 8 and found.structures and not found.illegal and not found.refused, found
 
 
@@ -108,7 +108,7 @@ def test_launches_that_kernels_share_are_tried_apart() -> None:
     target = machine("h200")
     made = build(load(proto, {}), target, Options(target="h200", stop_after="plan"))
     assert made.program is not None and made.plan is not None
-    model = Model(made.program, made.plan, target, arithmetic=True)
+    model = TunedModel(made.program, made.plan, target, arithmetic=True)
     (shared,) = [unit for unit in units_of(made.plan) if unit.is_launch]
     (subject,) = [s for s in find_subjects(model) if s.kernels == {k.name for k in kernels_of(shared)}]
     trial = subject.following(lambda _: False)
@@ -126,7 +126,7 @@ def test_kernels_that_wait_for_nothing_of_each_other_are_tried_in_one_launch() -
     kernels = [kernel for unit in units_of(made.plan) for kernel in kernels_of(unit)]
     apart = replace(made.plan, body=in_tree(kernels, made.program, target))  # as if that had been predicted to pay
     assert not any(unit.is_launch for unit in units_of(apart))
-    model = Model(made.program, apart, target, arithmetic=False)
+    model = TunedModel(made.program, apart, target, arithmetic=False)
     (subject,) = [s for s in find_subjects(model) if len(s.kernels) == 2]
     trial = subject.following(lambda _: False)
     assert trial is not None and Checked(model).why_illegal(trial) is None
@@ -137,7 +137,7 @@ def test_kernels_that_wait_for_nothing_of_each_other_are_tried_in_one_launch() -
     chain = model_of([first, second], {"x": (64, 48)}, {"y": (64, 48), "u": (64, 48)}, {})
     waits = build(load(chain, {}), target, Options(target="h200", schedule="register", stop_after="plan"))
     assert waits.program is not None and waits.plan is not None and len(waits.plan.kernels) > 1
-    model = Model(waits.program, waits.plan, target, arithmetic=False)
+    model = TunedModel(waits.program, waits.plan, target, arithmetic=False)
     assert not list(beside(model.surroundings, {k.name for k in waits.plan.kernels}))
 
 
@@ -168,7 +168,7 @@ def test_copies_that_are_read_from_are_tried_without() -> None:
     made = build(program("gemm"), target, Options(target="emerald_rapids", stop_after="plan"))
     assert made.program is not None and made.plan is not None
     (copy,) = (t.name for t in made.program.staged)
-    (pair,) = (s for s in find_subjects(Model(made.program, made.plan, target, False)) if len(s.part.kernels) == 2)
+    (pair,) = (s for s in find_subjects(TunedModel(made.program, made.plan, target, False)) if len(s.part.kernels) == 2)
     trials = []
     while not pair.is_done:
         trials.append(pair.following(lambda key: False))

@@ -10,20 +10,20 @@ from typing import Any
 
 from tilewright.backend.cpu import machine_code
 from tilewright.backend.cpu.kernel.chains import join_calls
-from tilewright.backend.cpu.kernel.homes import farthest_hold
 from tilewright.backend.cpu.kernel.inner import tile_again
 from tilewright.backend.cpu.kernel.lower import CpuKernel, lower_cpu_kernel
 from tilewright.backend.cpu.kernel.panels import constant_layouts
+from tilewright.backend.cpu.kernel.persistent import persistent_scan
+from tilewright.backend.cpu.kernel.residency import farthest_hold
 from tilewright.backend.cpu.kernel.seconds import cpu_terms
 from tilewright.backend.cpu.kernel.select import select_plan
 from tilewright.backend.cpu.kernel.steps import plan_steps
 from tilewright.backend.cpu.kernel.tile import choose_tile, choose_window, weights_ahead
-from tilewright.backend.cpu.kernel.variants import Variants, variants_of
-from tilewright.backend.cpu.kernel.walked import walk_steps
+from tilewright.backend.cpu.kernel.variants import CpuVariants, variants_of
 from tilewright.backend.cpu.leaf.replan import other_leaves
 from tilewright.backend.cpu.leaf.separate_views import separate_views
+from tilewright.backend.cpu.leaf.trace import cpu_walk
 from tilewright.backend.cpu.leaf.vectorise import streamed_leaves
-from tilewright.backend.cpu.leaf.walk import cpu_walk
 from tilewright.backend.cpu.vector.in_turn import in_blocks, in_turn
 from tilewright.backend.protocol import (
     Backend,
@@ -31,11 +31,11 @@ from tilewright.backend.protocol import (
     Inner,
     KernelWriter,
     Measuring,
+    PersistentScan,
     StepKernel,
     StepPlan,
-    WalkedSteps,
 )
-from tilewright.backend.terms import Terms, Work
+from tilewright.backend.terms import KernelWork, Terms
 from tilewright.ir.forms.compute import Compute, Program, Scan
 from tilewright.ir.forms.expr import Axis
 from tilewright.ir.forms.loops import LoopProgram
@@ -72,9 +72,7 @@ class CpuBackend(Backend):
     def plan_leaf(self, nest: Nest, context: NestContext) -> Leaf:
         return select_plan(nest, context)
 
-    def other_leaves(
-        self, nest: Nest, leaf: Leaf, shape: Mapping[Axis, int], context: NestContext
-    ) -> Sequence[Leaf]:
+    def other_leaves(self, nest: Nest, leaf: Leaf, shape: Mapping[Axis, int], context: NestContext) -> Sequence[Leaf]:
         return other_leaves(nest, leaf, shape, context)
 
     def separate_views(self, computes: Sequence[Compute], context: NestContext) -> frozenset[Tensor]:
@@ -122,21 +120,21 @@ class CpuBackend(Backend):
     ) -> tuple[list[StepPlan], tuple[str, ...]]:
         return plan_steps(kernels, scan, context)
 
-    def walk_steps(self, kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> WalkedSteps | None:
-        return walk_steps(kernels, scan, context)
+    def persistent_scan(self, kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> PersistentScan | None:
+        return persistent_scan(kernels, scan, context)
 
     def lower_kernel(
         self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None
     ) -> Binding:
         return lower_cpu_kernel(tile, nests, layout, scan)
 
-    def walks(
+    def memory_trace(
         self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None,
         target: Target | None = None,
     ) -> Tree:  # fmt: skip
         return tree_of(CpuKernel(tile, nests, layout, scan), cpu_walk(target))
 
-    def kernel_terms(self, work: Work, target: Target) -> Terms:
+    def kernel_terms(self, work: KernelWork, target: Target) -> Terms:
         return cpu_terms(work, target)
 
     def hurried(self, target: Target) -> Target:
@@ -169,7 +167,7 @@ class CpuBackend(Backend):
     def variants(
         self, kernel: Tile, nests: Sequence[Nest], program: Program, plan: Plan, context: NestContext,
         write: KernelWriter,
-    ) -> Variants:  # fmt: skip
+    ) -> CpuVariants:  # fmt: skip
         return variants_of(kernel, nests, program, plan, context.target)
 
     def measuring(self, target: Target, options: Options) -> Measuring:

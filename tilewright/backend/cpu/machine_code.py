@@ -25,11 +25,11 @@ from tilewright.runtime import (
     CacheError,
     CompileError,
     CpuModel,
-    Jump,
+    DriverJump,
     KeptWeights,
+    KernelStage,
     ModelImage,
     ObjectCompiler,
-    Stage,
     ToolchainError,
     build_with,
     default_flags,
@@ -42,7 +42,7 @@ from tilewright.runtime.cpu_model import Balance
 from tilewright.runtime.ownership import ForeignError
 from tilewright.runtime.permissions import PermissionRefused, request
 from tilewright.runtime.source_files import files
-from tilewright.runtime.toolchain import Compiler, Machine, for_kernels, for_runtime
+from tilewright.runtime.toolchain import Compiler, NativeMachine, for_kernels, for_runtime
 from tilewright.target import Target, why_not_here
 from tilewright.tile_graph.plan.form import Plan
 
@@ -57,7 +57,7 @@ def built_by(options: Options) -> tuple[str, ...]:
     return (compiler.version, *kernel_flags(options, compiler, machine), machine.identity)
 
 
-def kernel_flags(options: Options, compiler: Compiler, machine: Machine) -> tuple[str, ...]:
+def kernel_flags(options: Options, compiler: Compiler, machine: NativeMachine) -> tuple[str, ...]:
     return for_kernels(compiler, machine, hurried=options.effort == "fast")
 
 
@@ -151,12 +151,12 @@ def model_image(
     written = {name: _written(k) for name, k in kernels.items()}
     balance: dict[str, Balance] = {name: "dynamic" if _may_skip(k) else "auto" for name, k in kernels.items()}
     stages = []
-    hazards = Hazards()
+    hazards = CallHazards()
     steps = max((c.step for c in loops.calls), default=0) + 1
     entered = {place for jump in loops.jumps for place in (jump.at, jump.target)}
     for part, (number, call) in product(range(max(several.values(), default=1)), enumerate(loops.calls)):
         if number in entered:
-            hazards = Hazards()  # the driver has a barrier there
+            hazards = CallHazards()  # the driver has a barrier there
         refs = []
         touches: list[tuple[str, int, int, bool]] = []
         for position, name in enumerate(call.arguments):
@@ -172,9 +172,9 @@ def model_image(
                 )
         # In every step of a Scan a worker takes the same tiles: its caches still hold their weights.
         repeated = kernels[call.kernel].step is not None
-        stages.append(Stage(call.kernel, tiles[call.kernel], tuple(refs), scratch_bytes[call.kernel],
-                            barrier_before=hazards.step(touches), first_extent=call.step,
-                            balance="static" if repeated else balance[call.kernel]))  # fmt: skip
+        stages.append(KernelStage(call.kernel, tiles[call.kernel], tuple(refs), scratch_bytes[call.kernel],
+                                  barrier_before=hazards.step(touches), first_extent=call.step,
+                                  balance="static" if repeated else balance[call.kernel]))  # fmt: skip
     inputs = sorted((t for t in loops.tensors if t.role == "input"), key=lambda t: t.position)
     outputs = sorted((t for t in loops.tensors if t.role == "output"), key=lambda t: t.position)
     starts = [*sorted(weight_offsets.values()), weights.nbytes]
@@ -189,8 +189,8 @@ def model_image(
         return _reference(row.role, row.position, offsets.get(name, 0), weight_offsets.get(name, 0))
 
     first = loops.first_jumps()
-    jumps = tuple(Jump(j.at, j.target, first.get(j.target, 0) + j.passed, None if j.condition is None
-                       else where(j.condition)) for j in loops.jumps)  # fmt: skip
+    jumps = tuple(DriverJump(j.at, j.target, first.get(j.target, 0) + j.passed, None if j.condition is None
+                             else where(j.condition)) for j in loops.jumps)  # fmt: skip
     return ModelImage(
         sources, tuple(stages), tuple(sizes[t.name] for t in inputs), tuple(sizes[t.name] for t in outputs), weights,
         arena_bytes, tuple(range(steps)),
@@ -208,7 +208,7 @@ def run_bytes(loops: LoopProgram, plan: Plan, options: Options) -> int:
     return arena(loops)[1] + (options.threads or usable_cores()) * most + copies
 
 
-class Hazards:
+class CallHazards:
     """Tells which stages must wait: those that touch what one since the last barrier wrote, or write what it read."""
 
     def __init__(self) -> None:

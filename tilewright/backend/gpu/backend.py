@@ -11,20 +11,20 @@ from tilewright.backend.gpu import machine_code
 from tilewright.backend.gpu.constants import STREAM_WORTH
 from tilewright.backend.gpu.driver import why_not_here
 from tilewright.backend.gpu.kernel.block import finished_leaves, plan_gpu_nest, shared_out
-from tilewright.backend.gpu.kernel.busy import Around, warps_of
+from tilewright.backend.gpu.kernel.busy import LeafAround, warps_of
 from tilewright.backend.gpu.kernel.constants import constant_layouts
 from tilewright.backend.gpu.kernel.limits import check_limits
 from tilewright.backend.gpu.kernel.lower import GpuKernel, lower_gpu_kernel
-from tilewright.backend.gpu.kernel.persistent import walk_steps
+from tilewright.backend.gpu.kernel.persistent import persistent_scan
 from tilewright.backend.gpu.kernel.seconds import gpu_terms
 from tilewright.backend.gpu.kernel.tile import choose_gpu_tile, choose_register_stream
 from tilewright.backend.gpu.kernel.together import launch_seconds, share_launch
+from tilewright.backend.gpu.kernel.trace import MEMORIES, gpu_walk
 from tilewright.backend.gpu.kernel.variants import GpuVariants
-from tilewright.backend.gpu.kernel.walk import MEMORIES, gpu_walk
 from tilewright.backend.gpu.matrix.plan import LEAST_ROWS
 from tilewright.backend.gpu.stream.form import register_form
-from tilewright.backend.protocol import Backend, Choice, KernelWriter, Measuring, StepKernel, WalkedSteps
-from tilewright.backend.terms import Terms, Work
+from tilewright.backend.protocol import Backend, Choice, KernelWriter, Measuring, PersistentScan, StepKernel
+from tilewright.backend.terms import KernelWork, Terms
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.forms.compute import Program, Scan
 from tilewright.ir.forms.loops import Buffer, LoopProgram, Memory
@@ -80,14 +80,14 @@ class GpuBackend(Backend):
     ) -> tuple[tuple[Leaf, ...], int]:  # fmt: skip
         return finished_leaves(nests, leaves, choice, stream, context)
 
-    def share_out(
+    def bind_units(
         self, kernel: Tile, nests: Sequence[Nest], leaves: tuple[Leaf, ...], choice: Choice, stream: Stream | None,
         context: NestContext,
     ) -> Tile:  # fmt: skip
         return shared_out(kernel, nests, leaves, choice, stream, context)
 
-    def walk_steps(self, kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> WalkedSteps | None:
-        return walk_steps(kernels, scan, context)
+    def persistent_scan(self, kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> PersistentScan | None:
+        return persistent_scan(kernels, scan, context)
 
     def share_launch(self, kernels: Sequence[Tile], target: Target) -> tuple[Tile, ...] | None:
         return share_launch(kernels, target)
@@ -100,20 +100,20 @@ class GpuBackend(Backend):
     ) -> Binding:
         return lower_gpu_kernel(tile, nests, layout, scan)
 
-    def walks(
+    def memory_trace(
         self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None,
         target: Target | None = None,
     ) -> Tree:  # fmt: skip
         (lanes,) = (n for n in tile.body if isinstance(n, Tile) and n.over == "lanes")
         shared: list[Buffer] = []
-        around = None if target is None else Around(nests, target, tile.tiles, warps_of(tile))
+        around = None if target is None else LeafAround(nests, target, tile.tiles, warps_of(tile))
         tree, memories = tree_of(GpuKernel(tile, nests, layout, scan), gpu_walk(lanes, shared.append, around))
         return tree, {**memories, **dict.fromkeys(shared, Memory.SHARED)}
 
-    def kernel_terms(self, work: Work, target: Target) -> Terms:
+    def kernel_terms(self, work: KernelWork, target: Target) -> Terms:
         return gpu_terms([work], target)
 
-    def launch_terms(self, works: Sequence[Work], target: Target) -> Terms:
+    def launch_terms(self, works: Sequence[KernelWork], target: Target) -> Terms:
         return gpu_terms(works, target)
 
     def memory_at(self, target: Target, place: int) -> frozenset[Memory] | None:

@@ -24,7 +24,7 @@ from tilewright.render.launch_shape import launch_shape, meets
 from tilewright.runtime import BufferRef, Cache, CacheError, CompileError, ToolchainError, find_compiler, nvrtc
 from tilewright.runtime.cores import usable_cores
 from tilewright.runtime.emulator import Contract
-from tilewright.runtime.gpu_model import EmulatedModel, GpuCall, GpuKernel, GpuModelImage
+from tilewright.runtime.gpu_model import EmulatedModel, GpuCall, GpuModelImage, LoadedKernel
 from tilewright.runtime.ownership import ForeignError
 from tilewright.runtime.weights import weight_bytes
 from tilewright.target import GPUS, Target
@@ -105,8 +105,9 @@ def model_image(sources: dict[str, str], loops: LoopProgram, program: Program, p
     kernels = {k.name: k for k in loops.kernels}
     shapes = {name: launch_shape(k) for name, k in kernels.items()}
     made = tuple(
-        GpuKernel(name, sources[name], shapes[name].threads, place_shared(k).bytes, Contract(writes_all=_filled(k)),
-                  meets(k))
+        LoadedKernel(
+            name, sources[name], shapes[name].threads, place_shared(k).bytes, Contract(writes_all=_filled(k)), meets(k)
+        )
         for name, k in kernels.items()
     )
     calls = []

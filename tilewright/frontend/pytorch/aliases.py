@@ -16,7 +16,7 @@ from tilewright.errors import InputError
 
 
 @dataclass(frozen=True)
-class Step:
+class ViewCall:
     """A call that gives a view of its one tensor, apart from its node, which may be gone by the time it is repeated."""
 
     call: Callable[..., Any]
@@ -29,11 +29,11 @@ class Step:
 
 
 @dataclass(frozen=True)
-class View:
+class ViewChain:
     """A result as calls that give views, one of the other: the first takes `base`, which owns the memory."""
 
     base: fx.Node
-    steps: tuple[Step, ...]
+    steps: tuple[ViewCall, ...]
 
     def of(self, tensor: Any) -> Any:
         """The same calls on another tensor in the place of the base."""
@@ -42,24 +42,24 @@ class View:
         return tensor
 
 
-def view_of(node: fx.Node, known: Container[fx.Node] = ()) -> View:
+def view_of(node: fx.Node, known: Container[fx.Node] = ()) -> ViewChain:
     """Where a node's memory comes from: a node that has memory of its own, or one that is known."""
-    steps: list[Step] = []
+    steps: list[ViewCall] = []
     base = node
     while base not in known and (parent := _viewed(base)) is not None:
         assert callable(base.target)
-        steps.append(Step(base.target, base.args, base.kwargs))
+        steps.append(ViewCall(base.target, base.args, base.kwargs))
         base = parent
-    return View(base, tuple(reversed(steps)))
+    return ViewChain(base, tuple(reversed(steps)))
 
 
-def view_beside(node: fx.Node, known: fx.Node) -> View | None:
+def view_beside(node: fx.Node, known: fx.Node) -> ViewChain | None:
     """A result as a view of another one with the same memory, by where both lie in it."""
     one, other = node.meta["val"], known.meta["val"]
     if one.dtype != other.dtype:
         return None
     offset = one.storage_offset() - other.storage_offset()
-    return View(known, (Step(_restrided, (known, tuple(one.shape), tuple(one.stride()), offset), {}),))
+    return ViewChain(known, (ViewCall(_restrided, (known, tuple(one.shape), tuple(one.stride()), offset), {}),))
 
 
 def _restrided(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> torch.Tensor:
@@ -86,12 +86,12 @@ def storages(node: fx.Node) -> set[int]:
     return {x.untyped_storage()._cdata for x in found if isinstance(x, torch.Tensor) and x.layout is torch.strided}
 
 
-def shared_outputs(outputs: Iterable[Any]) -> dict[fx.Node, View]:
+def shared_outputs(outputs: Iterable[Any]) -> dict[fx.Node, ViewChain]:
     """Of what a graph returns, the views that share memory with another result, with an argument, or with themselves;
     a compiled copy would not be changed with the other."""
     nodes = [n for n in dict.fromkeys(outputs) if isinstance(n, fx.Node)]
     nodes = [n for n in nodes if isinstance(n.meta.get("val"), torch.Tensor)]
-    found: dict[fx.Node, View] = {}
+    found: dict[fx.Node, ViewChain] = {}
     for node in nodes:
         view = view_of(node)
         if not view.steps:
@@ -119,7 +119,7 @@ def laid_out(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Group:
+class OverlapGroup:
     """Arguments that overlap, as views of one piece of memory: their places, shapes, strides and offsets in it, all in
     elements."""
 
@@ -169,7 +169,7 @@ def may_overlap(values: Sequence[Any]) -> bool:
     return any(b[0] < a[1] for each in ranges.values() for a, b in pairwise(sorted(each)))
 
 
-def overlap_groups(values: Sequence[Any]) -> tuple[Group, ...]:
+def overlap_groups(values: Sequence[Any]) -> tuple[OverlapGroup, ...]:
     """The overlaps of a call's arguments; equal for calls that one model can serve."""
     found = []
     for places in overlapping(values):
@@ -185,5 +185,5 @@ def overlap_groups(values: Sequence[Any]) -> tuple[Group, ...]:
         lasts = [sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) for t in tensors]
         extent = 1 + max(offset + last for offset, last in zip(offsets, lasts, strict=True))
         members = [(k, tuple(t.shape), tuple(t.stride()), o) for k, t, o in zip(places, tensors, offsets, strict=True)]
-        found.append(Group(extent, tuple(members)))
+        found.append(OverlapGroup(extent, tuple(members)))
     return tuple(found)

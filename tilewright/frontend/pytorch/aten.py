@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tilewright.frontend.pytorch.emitter import Emitter, Number, Operand, Results, Size, Value, row
+from tilewright.frontend.pytorch.emitter import Emitted, Emitter, Number, Operand, Results, Size, row
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.dtypes import DType
 
@@ -22,7 +22,7 @@ def dtype_of(dtype: torch.dtype) -> DType | None:
 def promoted(*operands: Operand) -> DType:
     """The type in which PyTorch compares or combines operands."""
     stand_ins = [
-        torch.empty((1,) * x.rank, dtype=getattr(torch, x.dtype.name), device="meta") if isinstance(x, Value) else x
+        torch.empty((1,) * x.rank, dtype=getattr(torch, x.dtype.name), device="meta") if isinstance(x, Emitted) else x
         for x in operands
     ]
     found = dtype_of(torch.result_type(stand_ins[0], stand_ins[1]))
@@ -37,7 +37,7 @@ _OF_FLAGS = {"Add": "Or", "Mul": "And", "Max": "Or", "Min": "And"}
 
 def _combining(name: str, op: str) -> None:
     @row(name)
-    def combine(m: Emitter, out: Value, x: Operand, y: Operand, alpha: Number = 1) -> Results:
+    def combine(m: Emitter, out: Emitted, x: Operand, y: Operand, alpha: Number = 1) -> Results:
         left, right = m.typed(x, out.dtype), m.typed(y, out.dtype)
         if alpha != 1:
             right = m.new("Mul", right, m.number(alpha, out.dtype))
@@ -49,7 +49,7 @@ for _name, _op in {"add": "Add", "sub": "Sub", "mul": "Mul", "maximum": "Max", "
 
 
 @row("aten.rsub")
-def rsub(m: Emitter, out: Value, x: Operand, y: Operand, alpha: Number = 1) -> Results:
+def rsub(m: Emitter, out: Emitted, x: Operand, y: Operand, alpha: Number = 1) -> Results:
     right = m.typed(x, out.dtype)
     if alpha != 1:
         right = m.new("Mul", right, m.number(alpha, out.dtype))
@@ -57,7 +57,7 @@ def rsub(m: Emitter, out: Value, x: Operand, y: Operand, alpha: Number = 1) -> R
 
 
 @row("aten.div")
-def div(m: Emitter, out: Value, x: Operand, y: Operand, rounding_mode: str | None = None) -> Results:
+def div(m: Emitter, out: Emitted, x: Operand, y: Operand, rounding_mode: str | None = None) -> Results:
     left, right = m.typed(x, out.dtype), m.typed(y, out.dtype)
     if rounding_mode is None:
         return m.new("Div", left, right)
@@ -74,29 +74,29 @@ def _truncated(m: Emitter, x: str) -> str:
 
 
 @row("aten.remainder")
-def remainder(m: Emitter, out: Value, x: Operand, y: Operand) -> Results:
+def remainder(m: Emitter, out: Emitted, x: Operand, y: Operand) -> Results:
     return m.new("Mod", m.typed(x, out.dtype), m.typed(y, out.dtype))
 
 
 @row("aten.fmod")
-def fmod(m: Emitter, out: Value, x: Operand, y: Operand) -> Results:
+def fmod(m: Emitter, out: Emitted, x: Operand, y: Operand) -> Results:
     return m.new("Mod", m.typed(x, out.dtype), m.typed(y, out.dtype), fmod=1)
 
 
 @row("aten.pow")
-def pow_(m: Emitter, out: Value, x: Operand, y: Operand) -> Results:
-    if isinstance(y, Value):
+def pow_(m: Emitter, out: Emitted, x: Operand, y: Operand) -> Results:
+    if isinstance(y, Emitted):
         return m.new("Pow", m.typed(x, out.dtype), m.typed(y, out.dtype))
     return m.new("Pow", m.typed(x, out.dtype), m.number(y, out.dtype if out.dtype.is_float else dtypes.int64))
 
 
 @row("aten.atan2")
-def atan2(m: Emitter, out: Value, y: Operand, x: Operand) -> Results:
+def atan2(m: Emitter, out: Emitted, y: Operand, x: Operand) -> Results:
     return m.new("Atan2", m.typed(y, out.dtype), m.typed(x, out.dtype), domain="tilewright")
 
 
 @row("aten.clamp")
-def clamp(m: Emitter, out: Value, x: Value, low: Operand | None = None, high: Operand | None = None,
+def clamp(m: Emitter, out: Emitted, x: Emitted, low: Operand | None = None, high: Operand | None = None,
           **named: Operand) -> Results:  # fmt: skip
     low, high = named.get("min", low), named.get("max", high)  # as an argument's name, `min` would hide Python's
     result = m.typed(x, out.dtype)
@@ -107,17 +107,17 @@ def clamp(m: Emitter, out: Value, x: Value, low: Operand | None = None, high: Op
 
 
 @row("aten.clamp_min")
-def clamp_min(m: Emitter, out: Value, x: Value, low: Operand) -> Results:
+def clamp_min(m: Emitter, out: Emitted, x: Emitted, low: Operand) -> Results:
     return clamp(m, out, x, low, None)
 
 
 @row("aten.clamp_max")
-def clamp_max(m: Emitter, out: Value, x: Value, high: Operand) -> Results:
+def clamp_max(m: Emitter, out: Emitted, x: Emitted, high: Operand) -> Results:
     return clamp(m, out, x, None, high)
 
 
 @row("aten.hardtanh")
-def hardtanh(m: Emitter, out: Value, x: Value, low: Number = -1, high: Number = 1) -> Results:
+def hardtanh(m: Emitter, out: Emitted, x: Emitted, low: Number = -1, high: Number = 1) -> Results:
     return clamp(m, out, x, low, high)
 
 
@@ -126,7 +126,7 @@ def hardtanh(m: Emitter, out: Value, x: Value, low: Number = -1, high: Number = 
 
 def _comparing(name: str, op: str, negated: bool = False) -> None:
     @row(name)
-    def compare(m: Emitter, out: Value, x: Operand, y: Operand) -> Results:
+    def compare(m: Emitter, out: Emitted, x: Operand, y: Operand) -> Results:
         dtype = promoted(x, y)
         found = m.new(op, m.typed(x, dtype), m.typed(y, dtype))
         return m.new("Not", found) if negated else found
@@ -139,7 +139,7 @@ _comparing("aten.ne", "Equal", negated=True)
 
 def _logic(name: str, op: str) -> None:
     @row(f"aten.logical_{name}")
-    def combine(m: Emitter, out: Value, *flags: Operand) -> Results:
+    def combine(m: Emitter, out: Emitted, *flags: Operand) -> Results:
         return m.new(op, *(m.typed(flag, dtypes.bool_) for flag in flags))
 
 
@@ -149,7 +149,7 @@ for _name, _op in {"and": "And", "or": "Or", "xor": "Xor", "not": "Not"}.items()
 
 def _bits(name: str, op: str) -> None:
     @row(name)
-    def combine(m: Emitter, out: Value, *values: Operand) -> Results:
+    def combine(m: Emitter, out: Emitted, *values: Operand) -> Results:
         kind = op if out.dtype is dtypes.bool_ else f"Bitwise{op}"
         return m.new(kind, *(m.typed(value, out.dtype) for value in values))
 
@@ -160,7 +160,7 @@ for _name, _op in {"and": "And", "or": "Or", "xor": "Xor", "not": "Not"}.items()
 
 def _shift(name: str, direction: str) -> None:
     @row(name)
-    def shift(m: Emitter, out: Value, x: Operand, y: Operand) -> Results:
+    def shift(m: Emitter, out: Emitted, x: Operand, y: Operand) -> Results:
         return m.new("BitShift", m.typed(x, out.dtype), m.typed(y, out.dtype), direction=direction)
 
 
@@ -170,12 +170,12 @@ for _name in ("left", "right"):
 
 
 @row("aten.where")
-def where(m: Emitter, out: Value, condition: Value, x: Operand, y: Operand) -> Results:
+def where(m: Emitter, out: Emitted, condition: Emitted, x: Operand, y: Operand) -> Results:
     return m.new("Where", m.typed(condition, dtypes.bool_), m.typed(x, out.dtype), m.typed(y, out.dtype))
 
 
 @row("aten.masked_fill")
-def masked_fill(m: Emitter, out: Value, x: Value, mask: Value, value: Operand) -> Results:
+def masked_fill(m: Emitter, out: Emitted, x: Emitted, mask: Emitted, value: Operand) -> Results:
     return m.new("Where", m.typed(mask, dtypes.bool_), m.typed(value, out.dtype), m.typed(x, out.dtype))
 
 
@@ -184,7 +184,7 @@ def masked_fill(m: Emitter, out: Value, x: Value, mask: Value, value: Operand) -
 
 def _unary(name: str, op: str, domain: str = "", **attributes: Any) -> None:
     @row(name)
-    def apply(m: Emitter, out: Value, x: Value) -> Results:
+    def apply(m: Emitter, out: Emitted, x: Emitted) -> Results:
         return m.new(op, m.typed(x, out.dtype), domain=domain, **attributes)
 
 
@@ -202,57 +202,57 @@ _unary("aten.selu", "Selu")
 
 
 @row("aten.isnan")
-def isnan(m: Emitter, out: Value, x: Value) -> Results:
+def isnan(m: Emitter, out: Emitted, x: Emitted) -> Results:
     return m.new("IsNaN", x) if x.dtype.is_float else m.filled(x.shape, False, dtypes.bool_)
 
 
 @row("aten.isinf")
-def isinf(m: Emitter, out: Value, x: Value) -> Results:
+def isinf(m: Emitter, out: Emitted, x: Emitted) -> Results:
     return m.new("IsInf", x) if x.dtype.is_float else m.filled(x.shape, False, dtypes.bool_)
 
 
 @row("aten.rsqrt")
-def rsqrt(m: Emitter, out: Value, x: Value) -> Results:
+def rsqrt(m: Emitter, out: Emitted, x: Emitted) -> Results:
     return m.new("Pow", m.typed(x, out.dtype), m.number(-0.5, out.dtype))
 
 
 @row("aten.exp2")
-def exp2(m: Emitter, out: Value, x: Value) -> Results:
+def exp2(m: Emitter, out: Emitted, x: Emitted) -> Results:
     return m.new("Pow", m.filled((1,) * x.rank, 2, out.dtype), m.typed(x, out.dtype))
 
 
 @row("aten.log2")
-def log2(m: Emitter, out: Value, x: Value) -> Results:
+def log2(m: Emitter, out: Emitted, x: Emitted) -> Results:
     return m.new("Mul", m.new("Log", m.typed(x, out.dtype)), m.number(1 / math.log(2), out.dtype))
 
 
 @row("aten.log10")
-def log10(m: Emitter, out: Value, x: Value) -> Results:
+def log10(m: Emitter, out: Emitted, x: Emitted) -> Results:
     return m.new("Mul", m.new("Log", m.typed(x, out.dtype)), m.number(1 / math.log(10), out.dtype))
 
 
 @row("aten.erfc")
-def erfc(m: Emitter, out: Value, x: Value) -> Results:
+def erfc(m: Emitter, out: Emitted, x: Emitted) -> Results:
     return m.new("Sub", m.number(1, out.dtype), m.new("Erf", m.typed(x, out.dtype)))
 
 
 @row("aten.trunc")
-def trunc(m: Emitter, out: Value, x: Value) -> Results:
+def trunc(m: Emitter, out: Emitted, x: Emitted) -> Results:
     return _truncated(m, x.name) if x.dtype.is_float else x.name
 
 
 @row("aten.gelu")
-def gelu(m: Emitter, out: Value, x: Value, approximate: str = "none") -> Results:
+def gelu(m: Emitter, out: Emitted, x: Emitted, approximate: str = "none") -> Results:
     return m.new("Gelu", x, approximate=approximate)
 
 
 @row("aten.leaky_relu")
-def leaky_relu(m: Emitter, out: Value, x: Value, slope: Number = 0.01) -> Results:
+def leaky_relu(m: Emitter, out: Emitted, x: Emitted, slope: Number = 0.01) -> Results:
     return m.new("LeakyRelu", x, alpha=float(slope))
 
 
 @row("aten.elu")
-def elu(m: Emitter, out: Value, x: Value, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) -> Results:
+def elu(m: Emitter, out: Emitted, x: Emitted, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) -> Results:
     if input_scale != 1:
         raise m.refuse(f"input_scale {input_scale} is not supported")
     result = m.new("Elu", x, alpha=float(alpha))
@@ -260,7 +260,7 @@ def elu(m: Emitter, out: Value, x: Value, alpha: Number = 1, scale: Number = 1, 
 
 
 @row("aten.softplus")
-def softplus(m: Emitter, out: Value, x: Value, beta: Number = 1, threshold: Number = 20) -> Results:
+def softplus(m: Emitter, out: Emitted, x: Emitted, beta: Number = 1, threshold: Number = 20) -> Results:
     scaled = x.name if beta == 1 else m.new("Mul", x, m.number(beta, x.dtype))
     smooth = m.new("Softplus", scaled)
     smooth = smooth if beta == 1 else m.new("Div", smooth, m.number(beta, x.dtype))
@@ -268,13 +268,13 @@ def softplus(m: Emitter, out: Value, x: Value, beta: Number = 1, threshold: Numb
 
 
 @row("aten.log_sigmoid_forward", "aten.log_sigmoid")
-def log_sigmoid(m: Emitter, out: Value | tuple[Value, ...], x: Value) -> Results:
+def log_sigmoid(m: Emitter, out: Emitted | tuple[Emitted, ...], x: Emitted) -> Results:
     found = m.new("Neg", m.new("Softplus", m.new("Neg", x)))
-    return found if isinstance(out, Value) else (found, None)
+    return found if isinstance(out, Emitted) else (found, None)
 
 
 @row("aten.prelu", "aten._prelu_kernel")
-def prelu(m: Emitter, out: Value, x: Value, slope: Value) -> Results:
+def prelu(m: Emitter, out: Emitted, x: Emitted, slope: Emitted) -> Results:
     if slope.rank == 1 and x.rank > 1:
         return m.new("PRelu", x, m.reshaped(slope, (-1, *(1,) * (x.rank - 2))))
     return m.new("PRelu", x, slope)
@@ -286,21 +286,21 @@ def prelu(m: Emitter, out: Value, x: Value, slope: Value) -> Results:
 @row("aten._to_copy", "aten.to", "prims.convert_element_type", "aten.clone", "aten.detach", "aten.alias",
      "aten.contiguous", "aten.lift_fresh_copy", "aten.positive", "aten.conj_physical",
      "tilewright.copied", "tilewright.lent", "tilewright.given_back", "tilewright.one_of")  # fmt: skip
-def copied(m: Emitter, out: Value, x: Value, *_: Any, **__: Any) -> Results:
+def copied(m: Emitter, out: Emitted, x: Emitted, *_: Any, **__: Any) -> Results:
     return m.typed(x, out.dtype)
 
 
 @row("aten.copy")
-def copy(m: Emitter, out: Value, x: Value, source: Value, non_blocking: bool = False) -> Results:
-    typed = Value(m.typed(source, out.dtype), out.dtype, source.shape)
+def copy(m: Emitter, out: Emitted, x: Emitted, source: Emitted, non_blocking: bool = False) -> Results:
+    typed = Emitted(m.typed(source, out.dtype), out.dtype, source.shape)
     return m.expanded(typed, out.shape)
 
 
 @row("aten.native_dropout", "aten.dropout")
-def dropout(m: Emitter, out: Value | tuple[Value, ...], x: Value, p: float, train: bool | None) -> Results:
+def dropout(m: Emitter, out: Emitted | tuple[Emitted, ...], x: Emitted, p: float, train: bool | None) -> Results:
     if train and p > 0:
         raise m.refuse("dropout in training mode draws random numbers; call module.eval() first")
-    if isinstance(out, Value):
+    if isinstance(out, Emitted):
         return x.name
     return x.name, m.filled(x.shape, True, dtypes.bool_)
 
@@ -309,42 +309,42 @@ def dropout(m: Emitter, out: Value | tuple[Value, ...], x: Value, p: float, trai
 
 
 @row("aten.full", "aten.new_full")
-def full(m: Emitter, out: Value, *arguments: Any, **_: Any) -> Results:
+def full(m: Emitter, out: Emitted, *arguments: Any, **_: Any) -> Results:
     return m.filled(out.shape, arguments[-1], out.dtype)
 
 
 @row("aten.full_like")
-def full_like(m: Emitter, out: Value, x: Value, value: Number, **_: Any) -> Results:
+def full_like(m: Emitter, out: Emitted, x: Emitted, value: Number, **_: Any) -> Results:
     return m.filled(out.shape, value, out.dtype)
 
 
 @row("aten.fill")
-def fill(m: Emitter, out: Value, x: Value, value: Operand) -> Results:
-    if not isinstance(value, Value):
+def fill(m: Emitter, out: Emitted, x: Emitted, value: Operand) -> Results:
+    if not isinstance(value, Emitted):
         return m.filled(out.shape, value, out.dtype)
     return m.new("Expand", m.typed(value, out.dtype), m.integers(out.shape))
 
 
 @row("aten.zeros", "aten.zeros_like", "aten.new_zeros", "aten.empty", "aten.empty_like", "aten.new_empty",
      "aten.empty_strided", "aten.new_empty_strided", "aten.empty_permuted")  # fmt: skip
-def zeros(m: Emitter, out: Value, *_: Any, **__: Any) -> Results:
+def zeros(m: Emitter, out: Emitted, *_: Any, **__: Any) -> Results:
     return m.filled(out.shape, 0, out.dtype)
 
 
 @row("aten.ones", "aten.ones_like", "aten.new_ones")
-def ones(m: Emitter, out: Value, *_: Any, **__: Any) -> Results:
+def ones(m: Emitter, out: Emitted, *_: Any, **__: Any) -> Results:
     return m.filled(out.shape, 1, out.dtype)
 
 
 @row("aten.scalar_tensor")
-def scalar_tensor(m: Emitter, out: Value, value: Number, **_: Any) -> Results:
+def scalar_tensor(m: Emitter, out: Emitted, value: Number, **_: Any) -> Results:
     return m.number(value, out.dtype)
 
 
 @row("aten.arange.start_step", "aten.arange.start", "aten.arange.default")
-def arange(m: Emitter, out: Value, *bounds: Operand, **_: Any) -> Results:
+def arange(m: Emitter, out: Emitted, *bounds: Operand, **_: Any) -> Results:
     start, step = (bounds[0] if len(bounds) > 1 else 0), (bounds[2] if len(bounds) > 2 else 1)
-    if isinstance(out.shape[0], Size) or isinstance(start, Value) or isinstance(step, Value):
+    if isinstance(out.shape[0], Size) or isinstance(start, Emitted) or isinstance(step, Emitted):
         end = bounds[0] if len(bounds) == 1 else bounds[1]
         return m.new("Range", *(m.typed(n, out.dtype) for n in (start, end, step)))
     at = np.arange(out.shape[0])
@@ -353,7 +353,7 @@ def arange(m: Emitter, out: Value, *bounds: Operand, **_: Any) -> Results:
 
 
 @row("prims.iota")
-def iota(m: Emitter, out: Value, length: Any, *, start: int, step: int, **_: Any) -> Results:
+def iota(m: Emitter, out: Emitted, length: Any, *, start: int, step: int, **_: Any) -> Results:
     if isinstance(out.shape[0], Size):
         numbers = (m.typed(length, out.dtype), m.number(step, out.dtype), m.number(start, out.dtype))
         counted = m.new("Range", m.number(0, out.dtype), numbers[0], m.number(1, out.dtype))
@@ -362,5 +362,5 @@ def iota(m: Emitter, out: Value, length: Any, *, start: int, step: int, **_: Any
 
 
 @row("aten.eye")
-def eye(m: Emitter, out: Value, *_: Any, **__: Any) -> Results:
+def eye(m: Emitter, out: Emitted, *_: Any, **__: Any) -> Results:
     return m.constant(np.eye(*out.shape, dtype=out.dtype.numpy))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.frontend.pytorch.emitter import Emitter, Number, Results, Value, row
+from tilewright.frontend.pytorch.emitter import Emitted, Emitter, Number, Results, row
 from tilewright.ir.forms import dtypes
 
 Sizes = int | Sequence[int]
@@ -18,17 +18,19 @@ Sizes = int | Sequence[int]
 
 
 @row("aten.mm", "aten.bmm", "aten.matmul")
-def matmul(m: Emitter, out: Value, x: Value, y: Value, **_: Any) -> Results:
+def matmul(m: Emitter, out: Emitted, x: Emitted, y: Emitted, **_: Any) -> Results:
     return m.new("MatMul", x, y)
 
 
 @row("aten.addmm")
-def addmm(m: Emitter, out: Value, bias: Value, x: Value, y: Value, beta: Number = 1, alpha: Number = 1) -> Results:
+def addmm(
+    m: Emitter, out: Emitted, bias: Emitted, x: Emitted, y: Emitted, beta: Number = 1, alpha: Number = 1
+) -> Results:
     return m.new("Gemm", x, y, bias, alpha=float(alpha), beta=float(beta))
 
 
 @row("aten.linear")
-def linear(m: Emitter, out: Value, x: Value, weight: Value, bias: Value | None = None) -> Results:
+def linear(m: Emitter, out: Emitted, x: Emitted, weight: Emitted, bias: Emitted | None = None) -> Results:
     if x.rank == 2 and weight.rank == 2:
         return m.new("Gemm", x, weight, bias, transB=1)
     product = m.new("MatMul", x, m.transposed(weight.name, range(weight.rank - 1, -1, -1)))
@@ -36,22 +38,22 @@ def linear(m: Emitter, out: Value, x: Value, weight: Value, bias: Value | None =
 
 
 @row("aten._weight_int8pack_mm")
-def int8_weights(m: Emitter, out: Value, x: Value, weight: Value, scales: Value) -> Results:
+def int8_weights(m: Emitter, out: Emitted, x: Emitted, weight: Emitted, scales: Emitted) -> Results:
     """Rows times weights of 8 bits, each column with a scale of its own."""
     product = m.new("Gemm", x, m.typed(weight, out.dtype), transB=1)
     return m.new("Mul", product, m.typed(scales, out.dtype))
 
 
 @row("aten._grouped_mm", "transformers.grouped_mm_fallback")
-def grouped_mm(m: Emitter, out: Value, x: Value, weights: Value, ends: Value | None = None, bias: Value | None = None,
-               out_dtype: Any = None, **named: Value) -> Results:  # fmt: skip
+def grouped_mm(m: Emitter, out: Emitted, x: Emitted, weights: Emitted, ends: Emitted | None = None,
+               bias: Emitted | None = None, out_dtype: Any = None, **named: Emitted) -> Results:  # fmt: skip
     """Rows that lie expert by expert, each times its own expert's weight; `ends` are where the experts' rows end, and
     rows behind the last are zeros."""
     ends = named.get("offs", ends)
     if x.rank != 2 or weights.rank != 3 or ends is None or bias is not None:
         raise m.refuse("only rows times one weight an expert are supported")
     rows, (experts, depth, width) = x.shape[0], weights.shape
-    last = Value(m.typed(ends, dtypes.int64), dtypes.int64, ends.shape)
+    last = Emitted(m.typed(ends, dtypes.int64), dtypes.int64, ends.shape)
     number = np.arange(rows, dtype=np.int64)[:, None]
     is_behind = m.new("GreaterOrEqual", number, last)  # of each row, the experts that end before it
     if rows <= experts:  # a matrix a row is less than all of them
@@ -79,8 +81,8 @@ def _spatial(value: Sizes, rank: int) -> list[int]:
 
 
 @row("aten.convolution", "aten._convolution")
-def convolution(m: Emitter, out: Value, x: Value, weight: Value, bias: Value | None, stride: Sizes, padding: Sizes,
-                dilation: Sizes, transposed: bool, output_padding: Sizes, groups: int,
+def convolution(m: Emitter, out: Emitted, x: Emitted, weight: Emitted, bias: Emitted | None, stride: Sizes,
+                padding: Sizes, dilation: Sizes, transposed: bool, output_padding: Sizes, groups: int,
                 *_: bool) -> Results:  # fmt: skip
     rank = weight.rank - 2
     pads = _spatial(padding, rank)
@@ -94,23 +96,23 @@ def convolution(m: Emitter, out: Value, x: Value, weight: Value, bias: Value | N
 # normalisations
 
 
-def _affine(m: Emitter, x: Value, scale: Value | None, bias: Value | None, count: int) -> tuple[str, str]:
+def _affine(m: Emitter, x: Emitted, scale: Emitted | None, bias: Emitted | None, count: int) -> tuple[str, str]:
     one = m.filled((count,), 1, x.dtype) if scale is None else m.typed(scale, x.dtype)
     zero = m.filled((count,), 0, x.dtype) if bias is None else m.typed(bias, x.dtype)
     return one, zero
 
 
 @row("aten._native_batch_norm_legit_no_training")
-def batch_norm(m: Emitter, out: tuple[Value, ...], x: Value, scale: Value | None, bias: Value | None, mean: Value,
-               variance: Value, momentum: float, epsilon: float) -> Results:  # fmt: skip
+def batch_norm(m: Emitter, out: tuple[Emitted, ...], x: Emitted, scale: Emitted | None, bias: Emitted | None,
+               mean: Emitted, variance: Emitted, momentum: float, epsilon: float) -> Results:  # fmt: skip
     one, zero = _affine(m, x, scale, bias, x.shape[1])
     found = m.new("BatchNormalization", x, one, zero, mean, variance, epsilon=epsilon)
     return found, None, None
 
 
 @row("aten._native_batch_norm_legit", "aten.native_batch_norm", "aten._native_batch_norm_legit_functional")
-def batch_norm_by_mode(m: Emitter, out: tuple[Value, ...], x: Value, scale: Value | None, bias: Value | None,
-                       mean: Value, variance: Value, training: bool, momentum: float,
+def batch_norm_by_mode(m: Emitter, out: tuple[Emitted, ...], x: Emitted, scale: Emitted | None, bias: Emitted | None,
+                       mean: Emitted, variance: Emitted, training: bool, momentum: float,
                        epsilon: float) -> Results:  # fmt: skip
     if training:
         raise m.refuse("batch normalisation in training mode changes its statistics; call module.eval() first")
@@ -118,7 +120,7 @@ def batch_norm_by_mode(m: Emitter, out: tuple[Value, ...], x: Value, scale: Valu
 
 
 @row("aten._native_batch_norm_legit.no_stats")
-def batch_norm_of_batch(m: Emitter, out: tuple[Value, ...], x: Value, scale: Value | None, bias: Value | None,
+def batch_norm_of_batch(m: Emitter, out: tuple[Emitted, ...], x: Emitted, scale: Emitted | None, bias: Emitted | None,
                         training: bool, momentum: float, epsilon: float) -> Results:  # fmt: skip
     """Statistics of the batch itself; instance normalisation is written as this over images as channels."""
     one, zero = _affine(m, x, scale, bias, x.shape[1])
@@ -132,33 +134,33 @@ def batch_norm_of_batch(m: Emitter, out: tuple[Value, ...], x: Value, scale: Val
 
 
 @row("aten.native_layer_norm")
-def layer_norm(m: Emitter, out: tuple[Value, ...], x: Value, shape: Sequence[int], scale: Value | None,
-               bias: Value | None, epsilon: float) -> Results:  # fmt: skip
+def layer_norm(m: Emitter, out: tuple[Emitted, ...], x: Emitted, shape: Sequence[int], scale: Emitted | None,
+               bias: Emitted | None, epsilon: float) -> Results:  # fmt: skip
     one = m.filled(shape, 1, x.dtype) if scale is None else scale.name
     return m.several("LayerNormalization", 3, x, one, bias, axis=x.rank - len(shape), epsilon=epsilon)
 
 
 @row("aten.native_group_norm")
-def group_norm(m: Emitter, out: tuple[Value, ...], x: Value, scale: Value | None, bias: Value | None, batch: int,
-               channels: int, positions: int, groups: int, epsilon: float) -> Results:  # fmt: skip
+def group_norm(m: Emitter, out: tuple[Emitted, ...], x: Emitted, scale: Emitted | None, bias: Emitted | None,
+               batch: int, channels: int, positions: int, groups: int, epsilon: float) -> Results:  # fmt: skip
     one, zero = _affine(m, x, scale, bias, channels)
     found = m.new("GroupNormalization", x, one, zero, num_groups=groups, epsilon=epsilon)
     return found, None, None
 
 
 @row("aten.rms_norm", "aten._fused_rms_norm")
-def rms_norm(m: Emitter, out: Value | tuple[Value, ...], x: Value, shape: Sequence[int], scale: Value | None = None,
-             epsilon: float | None = None) -> Results:  # fmt: skip
+def rms_norm(m: Emitter, out: Emitted | tuple[Emitted, ...], x: Emitted, shape: Sequence[int],
+             scale: Emitted | None = None, epsilon: float | None = None) -> Results:  # fmt: skip
     least = float(np.finfo(x.dtype.numpy).eps) if epsilon is None else epsilon
     one = m.filled(shape, 1, x.dtype) if scale is None else scale.name
     found = m.new("RMSNormalization", x, one, axis=x.rank - len(shape), epsilon=least)
-    return found if isinstance(out, Value) else (found, None)
+    return found if isinstance(out, Emitted) else (found, None)
 
 
 # pools
 
 
-def _batched(m: Emitter, x: Value, rank: int) -> tuple[str, bool]:
+def _batched(m: Emitter, x: Emitted, rank: int) -> tuple[str, bool]:
     """An image without a batch axis gets one."""
     return (m.reshape(x.name, (1, *x.shape)), True) if x.rank == rank + 1 else (x.name, False)
 
@@ -171,17 +173,17 @@ def _window(rank: int, kernel: Sizes, stride: Sizes | None, padding: Sizes, ceil
 
 def _pooling(rank: int) -> None:
     @row(f"aten.max_pool{rank}d", f"aten.max_pool{rank}d_with_indices")
-    def max_pool(m: Emitter, out: Value | tuple[Value, ...], x: Value, kernel: Sizes, stride: Sizes | None = None,
+    def max_pool(m: Emitter, out: Emitted | tuple[Emitted, ...], x: Emitted, kernel: Sizes, stride: Sizes | None = None,
                  padding: Sizes = 0, dilation: Sizes = 1, ceil: bool = False) -> Results:  # fmt: skip
         window = {**_window(rank, kernel, stride, padding, ceil), "dilations": _spatial(dilation, rank)}
         image, added = _batched(m, x, rank)
-        result = out if isinstance(out, Value) else out[0]
+        result = out if isinstance(out, Emitted) else out[0]
         found = m.new("MaxPool", image, **window)
         found = m.reshape(found, result.shape) if added else found
-        return found if isinstance(out, Value) else (found, None)
+        return found if isinstance(out, Emitted) else (found, None)
 
     @row(f"aten.avg_pool{rank}d")
-    def avg_pool(m: Emitter, out: Value, x: Value, kernel: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
+    def avg_pool(m: Emitter, out: Emitted, x: Emitted, kernel: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
                  ceil: bool = False, padded: bool = True, divisor: int | None = None) -> Results:  # fmt: skip
         if divisor is not None and ceil:
             raise m.refuse("divisor_override with ceil_mode is not supported")
@@ -195,7 +197,7 @@ def _pooling(rank: int) -> None:
         return m.reshape(found, out.shape) if added else found
 
     @row(f"aten.adaptive_avg_pool{rank}d", f"aten._adaptive_avg_pool{rank}d")
-    def adaptive_avg_pool(m: Emitter, out: Value, x: Value, sizes: Sizes) -> Results:
+    def adaptive_avg_pool(m: Emitter, out: Emitted, x: Emitted, sizes: Sizes) -> Results:
         image, added = _batched(m, x, rank)
         given, wanted = x.shape[-rank:], out.shape[-rank:]
         if all(n == 1 for n in wanted):
@@ -208,7 +210,7 @@ def _pooling(rank: int) -> None:
         return m.reshape(found, out.shape) if added else found
 
     @row(f"aten.adaptive_max_pool{rank}d")
-    def adaptive_max_pool(m: Emitter, out: tuple[Value, ...], x: Value, sizes: Sizes) -> Results:
+    def adaptive_max_pool(m: Emitter, out: tuple[Emitted, ...], x: Emitted, sizes: Sizes) -> Results:
         given, wanted = x.shape[-rank:], out[0].shape[-rank:]
         if any(n % w for n, w in zip(given, wanted, strict=True)):
             raise m.refuse(f"windows of different sizes, {list(given)} to {list(wanted)}, are not supported")
@@ -222,7 +224,7 @@ for _rank in (1, 2, 3):
     _pooling(_rank)
 
 
-def _averaged(m: Emitter, x: str, given: Sequence[int], wanted: Sequence[int], like: Value) -> str:
+def _averaged(m: Emitter, x: str, given: Sequence[int], wanted: Sequence[int], like: Emitted) -> str:
     """Windows of different sizes: axis by axis a product with the matrix of their weights."""
     rank = len(given) + 2
     for axis, (n, w) in enumerate(zip(given, wanted, strict=True), start=2):
@@ -239,7 +241,7 @@ def _averaged(m: Emitter, x: str, given: Sequence[int], wanted: Sequence[int], l
 # other sizes
 
 
-def _resized(m: Emitter, out: Value, x: Value, scales: Sequence[float | None] | None, **attributes: Any) -> str:
+def _resized(m: Emitter, out: Emitted, x: Emitted, scales: Sequence[float | None] | None, **attributes: Any) -> str:
     """By the scales where the module names them: coordinates follow those, not the sizes that were rounded down."""
     rank = x.rank - 2
     named = [s for s in (scales or ()) if s is not None]
@@ -263,7 +265,7 @@ def _scales(arguments: Sequence[Any]) -> list[float | None]:
 
 def _upsampling(names: Sequence[str], corners: bool, **attributes: Any) -> None:
     @row(*names)
-    def upsample(m: Emitter, out: Value, x: Value, size: Sequence[int] | None, *others: Any) -> Results:
+    def upsample(m: Emitter, out: Emitted, x: Emitted, size: Sequence[int] | None, *others: Any) -> Results:
         flag, scales = (others[0], others[1:]) if corners else (False, others)
         chosen = {"coordinate_transformation_mode": "align_corners"} if flag else {}
         return _resized(m, out, x, _scales(scales), **{**attributes, **chosen})
@@ -280,7 +282,9 @@ _upsampling(["aten._upsample_bicubic2d_aa"], True, mode="cubic", cubic_coeff_a=-
 
 
 @row("aten.grid_sampler_2d", "aten.grid_sampler_3d", "aten.grid_sampler")
-def grid_sampler(m: Emitter, out: Value, x: Value, grid: Value, mode: int, padding: int, corners: bool) -> Results:
+def grid_sampler(
+    m: Emitter, out: Emitted, x: Emitted, grid: Emitted, mode: int, padding: int, corners: bool
+) -> Results:
     modes, paddings = ("linear", "nearest", "cubic"), ("zeros", "border", "reflection")
     if mode == 2:
         raise m.refuse("cubic interpolation is not supported")
@@ -294,7 +298,8 @@ _LOWEST = {"float16": -65504.0, "bfloat16": -3e38, "float32": -3e38, "float64": 
 
 
 @row("aten.scaled_dot_product_attention")
-def attention(m: Emitter, out: Value, q: Value, k: Value, v: Value, mask: Value | None = None, dropout: float = 0.0,
+def attention(m: Emitter, out: Emitted, q: Emitted, k: Emitted, v: Emitted, mask: Emitted | None = None,
+              dropout: float = 0.0,
               causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False) -> Results:  # fmt: skip
     if dropout:
         raise m.refuse("dropout in training mode draws random numbers; call module.eval() first")
@@ -302,15 +307,15 @@ def attention(m: Emitter, out: Value, q: Value, k: Value, v: Value, mask: Value 
 
 
 @row("aten._scaled_dot_product_flash_attention_for_cpu")
-def flash_attention(m: Emitter, out: tuple[Value, ...], q: Value, k: Value, v: Value, dropout: float = 0.0,
-                    causal: bool = False, *, attn_mask: Value | None = None,
+def flash_attention(m: Emitter, out: tuple[Emitted, ...], q: Emitted, k: Emitted, v: Emitted, dropout: float = 0.0,
+                    causal: bool = False, *, attn_mask: Emitted | None = None,
                     scale: float | None = None) -> Results:  # fmt: skip
     if dropout:
         raise m.refuse("dropout in training mode draws random numbers; call module.eval() first")
     return _attended(m, out[0], q, k, v, attn_mask, causal, scale), None
 
 
-def _attended(m: Emitter, out: Value, q: Value, k: Value, v: Value, mask: Value | None, causal: bool,
+def _attended(m: Emitter, out: Emitted, q: Emitted, k: Emitted, v: Emitted, mask: Emitted | None, causal: bool,
               scale: float | None) -> str:  # fmt: skip
     """softmax(scale q k^T + mask) v; a row that the mask closes altogether is zero, as in PyTorch."""
     rank, (rows, columns) = q.rank, (q.shape[-2], k.shape[-2])
@@ -340,7 +345,7 @@ def _attended(m: Emitter, out: Value, q: Value, k: Value, v: Value, mask: Value 
         else:
             highest = m.new("ReduceMax", m.cast(name, dtypes.float32), axes=[-1], keepdims=1)
             opened = m.new("Greater", highest, m.number(-math.inf, dtypes.float32))
-            scores = m.new("Add", scores, m.typed(Value(name, mask.dtype, ()), q.dtype))
+            scores = m.new("Add", scores, m.typed(Emitted(name, mask.dtype, ()), q.dtype))
     found = m.new("MatMul", m.new("Softmax", scores, axis=-1), values)
     if opened is not None:
         found = m.new("Where", opened, found, m.number(0, q.dtype))

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.frontend.pytorch.emitter import Emitter, Number, Results, Value, floating, row
+from tilewright.frontend.pytorch.emitter import Emitted, Emitter, Number, Results, floating, row
 from tilewright.ir.forms import dtypes
 
 Axes = int | Sequence[int] | None
 
 
-def _axes(x: Value, dims: Axes) -> list[int]:
+def _axes(x: Emitted, dims: Axes) -> list[int]:
     if dims is None or (not isinstance(dims, int) and not dims):
         return list(range(x.rank))
     return sorted(x.axis(d) for d in ([dims] if isinstance(dims, int) else dims))
@@ -27,7 +27,7 @@ def _reduced(m: Emitter, op: str, x: str, axes: Sequence[int], keep: bool) -> st
 
 def _reducing(name: str, op: str) -> None:
     @row(name)
-    def reduce(m: Emitter, out: Value, x: Value, dims: Axes = None, keepdim: bool = False, **_: Any) -> Results:
+    def reduce(m: Emitter, out: Emitted, x: Emitted, dims: Axes = None, keepdim: bool = False, **_: Any) -> Results:
         return _reduced(m, op, m.typed(x, out.dtype), _axes(x, dims), keepdim)
 
 
@@ -36,12 +36,12 @@ for _name, _op in {"sum": "Sum", "mean": "Mean", "amax": "Max", "amin": "Min", "
 
 
 @row("aten.prod")
-def prod_(m: Emitter, out: Value, x: Value, dim: Axes = None, keepdim: bool = False, **_: Any) -> Results:
+def prod_(m: Emitter, out: Emitted, x: Emitted, dim: Axes = None, keepdim: bool = False, **_: Any) -> Results:
     return _reduced(m, "ReduceProd", m.typed(x, out.dtype), _axes(x, dim), keepdim)
 
 
 @row("aten.histc")
-def histc(m: Emitter, out: Value, x: Value, bins: int = 100, low: Number = 0, high: Number = 0,
+def histc(m: Emitter, out: Emitted, x: Emitted, bins: int = 100, low: Number = 0, high: Number = 0,
           **named: Number) -> Results:  # fmt: skip
     """How many elements fall into each of equal parts of a range; the last part has the range's end too."""
     low, high = named.get("min", low), named.get("max", high)
@@ -60,7 +60,7 @@ def _flags(name: str, op: str) -> None:
     """Flags as numbers: 1 where any, or all, are set."""
 
     @row(name)
-    def reduce(m: Emitter, out: Value, x: Value, dims: Axes = None, keepdim: bool = False) -> Results:
+    def reduce(m: Emitter, out: Emitted, x: Emitted, dims: Axes = None, keepdim: bool = False) -> Results:
         flags = m.cast(m.typed(x, dtypes.bool_), dtypes.int32)
         return m.cast(_reduced(m, op, flags, _axes(x, dims), keepdim), out.dtype)
 
@@ -71,11 +71,11 @@ _flags("aten.all", "ReduceMin")
 
 def _extreme(name: str, op: str, place: str) -> None:
     @row(f"aten.{name}.default")
-    def whole(m: Emitter, out: Value, x: Value) -> Results:
+    def whole(m: Emitter, out: Emitted, x: Emitted) -> Results:
         return _reduced(m, op, x.name, range(x.rank), False)
 
     @row(f"aten.{name}.dim")
-    def along(m: Emitter, out: tuple[Value, Value], x: Value, dim: int, keepdim: bool = False) -> Results:
+    def along(m: Emitter, out: tuple[Emitted, Emitted], x: Emitted, dim: int, keepdim: bool = False) -> Results:
         if x.rank == 0:
             return x.name, m.number(0, dtypes.int64)
         axis = x.axis(dim)
@@ -83,7 +83,7 @@ def _extreme(name: str, op: str, place: str) -> None:
         return value, m.new(place, x, axis=axis, keepdims=int(keepdim))
 
     @row(f"aten.arg{name}")
-    def position(m: Emitter, out: Value, x: Value, dim: int | None = None, keepdim: bool = False) -> Results:
+    def position(m: Emitter, out: Emitted, x: Emitted, dim: int | None = None, keepdim: bool = False) -> Results:
         if x.rank == 0:
             return m.number(0, dtypes.int64)
         if dim is None:
@@ -95,7 +95,7 @@ _extreme("max", "ReduceMax", "ArgMax")
 _extreme("min", "ReduceMin", "ArgMin")
 
 
-def _moments(m: Emitter, x: Value, dims: Axes, correction: Number | None, keep: bool) -> tuple[str, str]:
+def _moments(m: Emitter, x: Emitted, dims: Axes, correction: Number | None, keep: bool) -> tuple[str, str]:
     """Variance and mean over axes."""
     axes = _axes(x, dims)
     count = prod(x.shape[a] for a in axes)
@@ -109,19 +109,19 @@ def _moments(m: Emitter, x: Value, dims: Axes, correction: Number | None, keep: 
 
 
 @row("aten.var.correction")
-def var(m: Emitter, out: Value, x: Value, dims: Axes = None, *, correction: Number | None = None,
+def var(m: Emitter, out: Emitted, x: Emitted, dims: Axes = None, *, correction: Number | None = None,
         keepdim: bool = False) -> Results:  # fmt: skip
     return _moments(m, x, dims, correction, keepdim)[0]
 
 
 @row("aten.var_mean.correction")
-def var_mean(m: Emitter, out: tuple[Value, Value], x: Value, dims: Axes = None, *, correction: Number | None = None,
-             keepdim: bool = False) -> Results:  # fmt: skip
+def var_mean(m: Emitter, out: tuple[Emitted, Emitted], x: Emitted, dims: Axes = None, *,
+             correction: Number | None = None, keepdim: bool = False) -> Results:  # fmt: skip
     return _moments(m, x, dims, correction, keepdim)
 
 
 @row("aten.linalg_vector_norm")
-def vector_norm(m: Emitter, out: Value, x: Value, order: Number = 2, dims: Axes = None, keepdim: bool = False,
+def vector_norm(m: Emitter, out: Emitted, x: Emitted, order: Number = 2, dims: Axes = None, keepdim: bool = False,
                 **_: Any) -> Results:  # fmt: skip
     axes, value = _axes(x, dims), m.typed(x, out.dtype)
     if not axes:
@@ -140,7 +140,7 @@ def vector_norm(m: Emitter, out: Value, x: Value, order: Number = 2, dims: Axes 
 
 def _running(name: str, op: str) -> None:
     @row(name)
-    def run(m: Emitter, out: Value, x: Value, dim: int, **_: Any) -> Results:
+    def run(m: Emitter, out: Emitted, x: Emitted, dim: int, **_: Any) -> Results:
         value = m.typed(x, out.dtype)
         return m.new(op, value, m.integers([x.axis(dim)])) if x.rank else value
 
@@ -150,16 +150,16 @@ _running("aten.cumprod", "CumProd")
 
 
 @row("aten._softmax", "aten.softmax")
-def softmax(m: Emitter, out: Value, x: Value, dim: int, *_: Any, **__: Any) -> Results:
+def softmax(m: Emitter, out: Emitted, x: Emitted, dim: int, *_: Any, **__: Any) -> Results:
     return _normalised(m, "Softmax", out, x, dim)
 
 
 @row("aten._log_softmax", "aten.log_softmax")
-def log_softmax(m: Emitter, out: Value, x: Value, dim: int, *_: Any, **__: Any) -> Results:
+def log_softmax(m: Emitter, out: Emitted, x: Emitted, dim: int, *_: Any, **__: Any) -> Results:
     return _normalised(m, "LogSoftmax", out, x, dim)
 
 
-def _normalised(m: Emitter, op: str, out: Value, x: Value, dim: int) -> str:
+def _normalised(m: Emitter, op: str, out: Emitted, x: Emitted, dim: int) -> str:
     value = m.typed(x, floating(out.dtype))
     if x.rank == 0:
         return m.reshape(m.new(op, m.reshape(value, (1,)), axis=0), ())
@@ -167,7 +167,7 @@ def _normalised(m: Emitter, op: str, out: Value, x: Value, dim: int) -> str:
 
 
 @row("aten.topk")
-def topk(m: Emitter, out: tuple[Value, Value], x: Value, count: int, dim: int = -1, largest: bool = True,
+def topk(m: Emitter, out: tuple[Emitted, Emitted], x: Emitted, count: int, dim: int = -1, largest: bool = True,
          sorted_: bool = True) -> Results:  # fmt: skip
     if x.rank == 0:
         return x.name, m.number(0, dtypes.int64)
@@ -175,11 +175,11 @@ def topk(m: Emitter, out: tuple[Value, Value], x: Value, count: int, dim: int = 
 
 
 @row("aten.sort.default")
-def sort(m: Emitter, out: tuple[Value, Value], x: Value, dim: int = -1, descending: bool = False) -> Results:
+def sort(m: Emitter, out: tuple[Emitted, Emitted], x: Emitted, dim: int = -1, descending: bool = False) -> Results:
     return topk(m, out, x, x.shape[dim] if x.rank else 1, dim, descending)
 
 
 @row("aten.sort.stable")
-def sort_stably(m: Emitter, out: tuple[Value, Value], x: Value, *, stable: bool | None = None, dim: int = -1,
+def sort_stably(m: Emitter, out: tuple[Emitted, Emitted], x: Emitted, *, stable: bool | None = None, dim: int = -1,
                 descending: bool = False) -> Results:  # fmt: skip
     return sort(m, out, x, dim, descending)

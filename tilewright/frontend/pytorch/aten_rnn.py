@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tilewright.frontend.pytorch.emitter import Emitter, Results, Value, row
+from tilewright.frontend.pytorch.emitter import Emitted, Emitter, Results, row
 
 # The places of PyTorch's gates in ONNX's order.
 _GATES = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
@@ -13,12 +13,13 @@ _GATES = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
 
 def _recurrence(name: str, op: str, **attributes: Any) -> None:
     @row(name)
-    def layers(m: Emitter, out: tuple[Value, ...], x: Value, start: Value | Sequence[Value], weights: Sequence[Value],
+    def layers(m: Emitter, out: tuple[Emitted, ...], x: Emitted, start: Emitted | Sequence[Emitted],
+               weights: Sequence[Emitted],
                has_biases: bool, count: int, dropout: float, train: bool, bidirectional: bool,
                batch_first: bool) -> Results:  # fmt: skip
         if train and dropout:
             raise m.refuse("dropout in training mode draws random numbers; call module.eval() first")
-        states = [start] if isinstance(start, Value) else list(start)
+        states = [start] if isinstance(start, Emitted) else list(start)
         directions, parts = 2 if bidirectional else 1, 4 if has_biases else 2
         if len(weights) != count * directions * parts:
             raise m.refuse("a recurrent layer with projections is not supported")
@@ -43,7 +44,7 @@ def _recurrence(name: str, op: str, **attributes: Any) -> None:
         return (m.transposed(current, (1, 0, 2)) if batch_first else current, *ends)
 
 
-def _ordered(m: Emitter, op: str, x: Value) -> str:
+def _ordered(m: Emitter, op: str, x: Emitted) -> str:
     """A weight or bias of all gates, in ONNX's order."""
     order = _GATES[op]
     if len(order) == 1:
@@ -52,13 +53,13 @@ def _ordered(m: Emitter, op: str, x: Value) -> str:
     return m.new("Concat", *(parts[k] for k in order), axis=0)
 
 
-def _stacked(m: Emitter, op: str, given: Sequence[Value]) -> str:
+def _stacked(m: Emitter, op: str, given: Sequence[Emitted]) -> str:
     """Both directions, [directions, gates * hidden, columns]."""
     shaped = [m.reshape(_ordered(m, op, x), (1, *x.shape)) for x in given]
     return shaped[0] if len(shaped) == 1 else m.new("Concat", *shaped, axis=0)
 
 
-def _biases(m: Emitter, op: str, given: Sequence[Sequence[Value]]) -> str:
+def _biases(m: Emitter, op: str, given: Sequence[Sequence[Emitted]]) -> str:
     """[directions, 2 * gates * hidden]: the input's, then the state's."""
     shaped = []
     for parts in given:
@@ -76,8 +77,8 @@ _LSTM_MODE = 2  # PyTorch's number for it
 
 
 @row("aten.mkldnn_rnn_layer")
-def one_layer(m: Emitter, out: tuple[Value, ...], x: Value, of_input: Value, of_state: Value, bias: Value,
-              state_bias: Value, hidden: Value, cell: Value, reverse: bool, batch_sizes: Sequence[int], mode: int,
+def one_layer(m: Emitter, out: tuple[Emitted, ...], x: Emitted, of_input: Emitted, of_state: Emitted, bias: Emitted,
+              state_bias: Emitted, hidden: Emitted, cell: Emitted, reverse: bool, batch_sizes: Sequence[int], mode: int,
               hidden_size: int, count: int, has_biases: bool, bidirectional: bool, batch_first: bool,
               train: bool) -> Results:  # fmt: skip
     """One layer in one direction, as torch.compile finds nn.LSTM on CPUs."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.frontend.pytorch.emitter import Emitter, Number, Operand, Results, Shape, Size, Value, row
+from tilewright.frontend.pytorch.emitter import Emitted, Emitter, Number, Operand, Results, Shape, Size, row
 from tilewright.ir.forms import dtypes
 
 _LAST = np.iinfo(np.int64).max
@@ -18,17 +18,17 @@ _LAST = np.iinfo(np.int64).max
 
 @row("aten.view.default", "aten.reshape", "aten._unsafe_view", "aten.unsqueeze", "aten.squeeze", "aten.flatten",
      "aten._reshape_alias", "aten.unflatten")  # fmt: skip
-def reshape(m: Emitter, out: Value, x: Value, *_: Any, **__: Any) -> Results:
+def reshape(m: Emitter, out: Emitted, x: Emitted, *_: Any, **__: Any) -> Results:
     return m.reshaped(x, out.shape)
 
 
 @row("aten.permute")
-def permute(m: Emitter, out: Value, x: Value, order: Sequence[int]) -> Results:
+def permute(m: Emitter, out: Emitted, x: Emitted, order: Sequence[int]) -> Results:
     return m.transposed(x.name, [x.axis(a) for a in order])
 
 
 @row("aten.transpose")
-def transpose(m: Emitter, out: Value, x: Value, first: int, second: int) -> Results:
+def transpose(m: Emitter, out: Emitted, x: Emitted, first: int, second: int) -> Results:
     order = list(range(x.rank))
     if x.rank:
         order[first], order[second] = order[second], order[first]
@@ -36,17 +36,17 @@ def transpose(m: Emitter, out: Value, x: Value, first: int, second: int) -> Resu
 
 
 @row("aten.t")
-def t(m: Emitter, out: Value, x: Value) -> Results:
+def t(m: Emitter, out: Emitted, x: Emitted) -> Results:
     return m.transposed(x.name, range(x.rank - 1, -1, -1))
 
 
 @row("aten.expand", "aten.broadcast_to")
-def expand(m: Emitter, out: Value, x: Value, *_: Any, **__: Any) -> Results:
+def expand(m: Emitter, out: Emitted, x: Emitted, *_: Any, **__: Any) -> Results:
     return m.expanded(x, out.shape)
 
 
 @row("aten.repeat")
-def repeat(m: Emitter, out: Value, x: Value, counts: Sequence[int]) -> Results:
+def repeat(m: Emitter, out: Emitted, x: Emitted, counts: Sequence[int]) -> Results:
     full = m.reshaped(x, (*(1,) * (len(counts) - x.rank), *x.shape))
     return m.new("Tile", full, m.integers(counts)) if counts else full
 
@@ -55,27 +55,27 @@ def repeat(m: Emitter, out: Value, x: Value, counts: Sequence[int]) -> Results:
 
 
 @row("aten.slice")
-def slice_(m: Emitter, out: Value, x: Value, dim: int = 0, start: Any = None, end: Any = None,
+def slice_(m: Emitter, out: Emitted, x: Emitted, dim: int = 0, start: Any = None, end: Any = None,
            step: int = 1) -> Results:  # fmt: skip
     if out.shape == x.shape:
         return x.name
     axis = x.axis(dim)
-    if any(isinstance(n, Size | Value) for n in (x.shape[axis], start, end)):  # ends beyond are cut by Slice itself
+    if any(isinstance(n, Size | Emitted) for n in (x.shape[axis], start, end)):  # ends beyond are cut by Slice itself
         return m.sliced(x.name, axis, 0 if start is None else start, _LAST if end is None else end, step)
     first, stop, _ = slice(start, end, step).indices(x.shape[dim])
     return m.sliced(x.name, axis, first, max(stop, first), step)
 
 
 @row("aten.select")
-def select(m: Emitter, out: Value, x: Value, dim: int, index: Any) -> Results:
+def select(m: Emitter, out: Emitted, x: Emitted, dim: int, index: Any) -> Results:
     axis = x.axis(dim)
-    if isinstance(index, Value) or isinstance(x.shape[axis], Size):
-        return m.new("Gather", x, m.size(index) if not isinstance(index, Value) else index, axis=axis)
+    if isinstance(index, Emitted) or isinstance(x.shape[axis], Size):
+        return m.new("Gather", x, m.size(index) if not isinstance(index, Emitted) else index, axis=axis)
     place = index % x.shape[dim]
     return m.reshape(m.sliced(x.name, axis, place, place + 1), out.shape)
 
 
-def _split(m: Emitter, x: Value, sizes: Sequence[int], dim: int) -> tuple[str, ...]:
+def _split(m: Emitter, x: Emitted, sizes: Sequence[int], dim: int) -> tuple[str, ...]:
     if len(sizes) == 1:
         return (x.name,)
     return m.several("Split", len(sizes), x, m.integers(sizes), axis=x.axis(dim))
@@ -83,18 +83,18 @@ def _split(m: Emitter, x: Value, sizes: Sequence[int], dim: int) -> tuple[str, .
 
 @row("aten.split_with_sizes", "aten.split", "aten.unsafe_split", "aten.unsafe_split_with_sizes", "aten.chunk",
      "aten.unsafe_chunk", "aten.tensor_split")  # fmt: skip
-def split(m: Emitter, out: tuple[Value, ...], x: Value, _: Any, dim: int = 0) -> Results:
+def split(m: Emitter, out: tuple[Emitted, ...], x: Emitted, _: Any, dim: int = 0) -> Results:
     return _split(m, x, [part.shape[dim] for part in out], dim)
 
 
 @row("aten.unbind")
-def unbind(m: Emitter, out: tuple[Value, ...], x: Value, dim: int = 0) -> Results:
+def unbind(m: Emitter, out: tuple[Emitted, ...], x: Emitted, dim: int = 0) -> Results:
     parts = _split(m, x, [1] * len(out), dim)
     return tuple(m.reshape(part, value.shape) for part, value in zip(parts, out, strict=True))
 
 
 @row("aten.diagonal")
-def diagonal(m: Emitter, out: Value, x: Value, offset: int = 0, first: int = 0, second: int = 1) -> Results:
+def diagonal(m: Emitter, out: Emitted, x: Emitted, offset: int = 0, first: int = 0, second: int = 1) -> Results:
     rows, columns = x.axis(first), x.axis(second)
     others = [a for a in range(x.rank) if a not in (rows, columns)]
     flat = m.reshape(m.transposed(x.name, [*others, rows, columns]), (*(x.shape[a] for a in others), -1))
@@ -104,7 +104,7 @@ def diagonal(m: Emitter, out: Value, x: Value, offset: int = 0, first: int = 0, 
 
 
 @row("aten.unfold")
-def unfold(m: Emitter, out: Value, x: Value, dim: int, size: int, step: int) -> Results:
+def unfold(m: Emitter, out: Emitted, x: Emitted, dim: int, size: int, step: int) -> Results:
     if x.rank == 0:
         return m.reshape(x.name, out.shape)
     axis = x.axis(dim)
@@ -118,7 +118,7 @@ def unfold(m: Emitter, out: Value, x: Value, dim: int, size: int, step: int) -> 
 
 
 @row("aten.cat")
-def cat(m: Emitter, out: Value, tensors: Sequence[Value], dim: int = 0) -> Results:
+def cat(m: Emitter, out: Emitted, tensors: Sequence[Emitted], dim: int = 0) -> Results:
     parts = [x for x in tensors if x.shape != (0,) or out.rank == 1]
     if len(parts) == 1:
         return m.typed(parts[0], out.dtype)
@@ -126,14 +126,14 @@ def cat(m: Emitter, out: Value, tensors: Sequence[Value], dim: int = 0) -> Resul
 
 
 @row("aten.stack")
-def stack(m: Emitter, out: Value, tensors: Sequence[Value], dim: int = 0) -> Results:
+def stack(m: Emitter, out: Emitted, tensors: Sequence[Emitted], dim: int = 0) -> Results:
     axis = out.axis(dim)
     shape = (*out.shape[:axis], 1, *out.shape[axis + 1 :])
     return m.new("Concat", *(m.reshape(m.typed(x, out.dtype), shape) for x in tensors), axis=axis)
 
 
 @row("aten.flip")
-def flip(m: Emitter, out: Value, x: Value, dims: Sequence[int]) -> Results:
+def flip(m: Emitter, out: Emitted, x: Emitted, dims: Sequence[int]) -> Results:
     if not dims or x.rank == 0:
         return x.name
     axes = m.integers([x.axis(d) for d in dims])
@@ -142,9 +142,9 @@ def flip(m: Emitter, out: Value, x: Value, dims: Sequence[int]) -> Results:
 
 
 @row("aten.roll")
-def roll(m: Emitter, out: Value, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Results:
+def roll(m: Emitter, out: Emitted, x: Emitted, shifts: Sequence[int], dims: Sequence[int] = ()) -> Results:
     if not dims:
-        flat = Value(m.reshape(x.name, (-1,)), x.dtype, (prod(x.shape),))
+        flat = Emitted(m.reshape(x.name, (-1,)), x.dtype, (prod(x.shape),))
         return m.reshape(_rolled(m, flat.name, flat, shifts[0], 0), x.shape)
     result = x.name
     for shift, dim in zip(shifts, dims, strict=True):
@@ -152,7 +152,7 @@ def roll(m: Emitter, out: Value, x: Value, shifts: Sequence[int], dims: Sequence
     return result
 
 
-def _rolled(m: Emitter, name: str, x: Value, shift: int, axis: int) -> str:
+def _rolled(m: Emitter, name: str, x: Emitted, shift: int, axis: int) -> str:
     extent = x.shape[axis]
     if extent == 0 or shift % extent == 0:
         return name
@@ -161,13 +161,13 @@ def _rolled(m: Emitter, name: str, x: Value, shift: int, axis: int) -> str:
 
 
 @row("aten.constant_pad_nd")
-def constant_pad(m: Emitter, out: Value, x: Value, pads: Sequence[int], value: Number = 0) -> Results:
+def constant_pad(m: Emitter, out: Emitted, x: Emitted, pads: Sequence[int], value: Number = 0) -> Results:
     return _padded(m, x, pads, "constant", m.number(value, x.dtype))
 
 
 def _padding(names: Sequence[str], mode: str) -> None:
     @row(*names)
-    def pad(m: Emitter, out: Value, x: Value, pads: Sequence[int]) -> Results:
+    def pad(m: Emitter, out: Emitted, x: Emitted, pads: Sequence[int]) -> Results:
         return _padded(m, x, pads, mode)
 
 
@@ -176,7 +176,7 @@ for _kind, _mode in {"reflection_pad": "reflect", "replication_pad": "edge"}.ite
 _padding(["aten._pad_circular"], "wrap")
 
 
-def _padded(m: Emitter, x: Value, pads: Sequence[int], mode: str, fill: str | None = None) -> str:
+def _padded(m: Emitter, x: Emitted, pads: Sequence[int], mode: str, fill: str | None = None) -> str:
     """PyTorch lists pads from the last axis on, before and after in turn."""
     if not any(pads):
         return x.name
@@ -188,7 +188,7 @@ def _padded(m: Emitter, x: Value, pads: Sequence[int], mode: str, fill: str | No
 
 def _triangle(name: str, upper: int) -> None:
     @row(name)
-    def triangle(m: Emitter, out: Value, x: Value, diagonal: int = 0) -> Results:
+    def triangle(m: Emitter, out: Emitted, x: Emitted, diagonal: int = 0) -> Results:
         return m.new("Trilu", x, m.integers([diagonal]), upper=upper)
 
 
@@ -197,17 +197,17 @@ _triangle("aten.tril", 0)
 
 
 @row("aten.slice_scatter")
-def slice_scatter(m: Emitter, out: Value, x: Value, source: Value, dim: int = 0, start: Any = None,
+def slice_scatter(m: Emitter, out: Emitted, x: Emitted, source: Emitted, dim: int = 0, start: Any = None,
                   end: Any = None, step: int = 1) -> Results:  # fmt: skip
     axis = x.axis(dim)
     extent = x.shape[axis]
     new = m.typed(source, x.dtype)
-    if any(isinstance(n, Size | Value) for n in (extent, source.shape[axis], start, end)):
+    if any(isinstance(n, Size | Emitted) for n in (extent, source.shape[axis], start, end)):
         if step != 1:
             raise m.refuse("every so many elements of a part whose size data tell are not supported")
-        first = start.name if isinstance(start, Value) else m.size(start or 0)
-        behind = Value(m.new("Add", first, m.size(source.shape[axis])), dtypes.int64, ())
-        before = m.sliced(x.name, axis, 0, Value(first, dtypes.int64, ()))
+        first = start.name if isinstance(start, Emitted) else m.size(start or 0)
+        behind = Emitted(m.new("Add", first, m.size(source.shape[axis])), dtypes.int64, ())
+        before = m.sliced(x.name, axis, 0, Emitted(first, dtypes.int64, ()))
         return m.new("Concat", before, new, m.sliced(x.name, axis, behind, _LAST), axis=axis)
     chosen = range(*slice(start, end, step).indices(extent))
     if step != 1:  # every place is one of the old elements or one of the new
@@ -224,18 +224,18 @@ def slice_scatter(m: Emitter, out: Value, x: Value, source: Value, dim: int = 0,
 
 
 @row("aten.embedding")
-def embedding(m: Emitter, out: Value, weight: Value, indices: Value, *_: Any) -> Results:
+def embedding(m: Emitter, out: Emitted, weight: Emitted, indices: Emitted, *_: Any) -> Results:
     return m.new("Gather", weight, indices, axis=0)
 
 
 @row("aten.index_select")
-def index_select(m: Emitter, out: Value, x: Value, dim: int, indices: Value) -> Results:
+def index_select(m: Emitter, out: Emitted, x: Emitted, dim: int, indices: Emitted) -> Results:
     source = m.reshaped(x, x.shape or (1,))
     return m.reshape(m.new("Gather", source, m.reshaped(indices, indices.shape or (1,)), axis=x.axis(dim)), out.shape)
 
 
 @row("tilewright.taken")
-def taken(m: Emitter, out: Value, x: Value, dim: int, index: Value) -> Results:
+def taken(m: Emitter, out: Emitted, x: Emitted, dim: int, index: Emitted) -> Results:
     """The slice at an index that data tell, which may lie outside where it is not used."""
     extent = x.shape[dim]
     lowest, highest = m.number(-extent, dtypes.int64), m.number(extent - 1, dtypes.int64)
@@ -244,20 +244,20 @@ def taken(m: Emitter, out: Value, x: Value, dim: int, index: Value) -> Results:
 
 
 @row("aten.gather")
-def gather(m: Emitter, out: Value, x: Value, dim: int, indices: Value, **_: Any) -> Results:
+def gather(m: Emitter, out: Emitted, x: Emitted, dim: int, indices: Emitted, **_: Any) -> Results:
     if x.rank == 0 or indices.rank == 0:
         raise m.refuse("a gather of a scalar is not supported")
     return m.new("GatherElements", x, indices, axis=x.axis(dim))
 
 
 @row("aten.nonzero")
-def nonzero(m: Emitter, out: Value, x: Value) -> Results:
+def nonzero(m: Emitter, out: Emitted, x: Emitted) -> Results:
     return m.new("Transpose", m.new("NonZero", x), perm=[1, 0])
 
 
-def _whole_indices(m: Emitter, indices: Sequence[Value | None], count: Any) -> list[Value | None]:
+def _whole_indices(m: Emitter, indices: Sequence[Emitted | None], count: Any) -> list[Emitted | None]:
     """Masks as the indices of what they keep, `count` of them: one for each of their axes."""
-    found: list[Value | None] = []
+    found: list[Emitted | None] = []
     for index in indices:
         if index is None or index.dtype not in (dtypes.bool_, dtypes.uint8):
             found.append(index)
@@ -265,19 +265,19 @@ def _whole_indices(m: Emitter, indices: Sequence[Value | None], count: Any) -> l
         kept = m.new("NonZero", m.typed(index, dtypes.bool_))
         ones = m.integers([1] * index.rank)
         rows = (kept,) if index.rank == 1 else m.several("Split", index.rank, kept, ones, axis=0)
-        found += [Value(m.new("Reshape", row, m.integers([-1])), dtypes.int64, (count,)) for row in rows]
+        found += [Emitted(m.new("Reshape", row, m.integers([-1])), dtypes.int64, (count,)) for row in rows]
     return found
 
 
-def _are_masks(indices: Sequence[Value | None]) -> bool:
+def _are_masks(indices: Sequence[Emitted | None]) -> bool:
     return any(i is not None and i.dtype in (dtypes.bool_, dtypes.uint8) for i in indices)
 
 
-def _places_of(indices: Sequence[Value | None]) -> list[int]:
+def _places_of(indices: Sequence[Emitted | None]) -> list[int]:
     return [k for k, index in enumerate(indices) if index is not None]
 
 
-def _common_shape(indices: Sequence[Value]) -> Shape:
+def _common_shape(indices: Sequence[Emitted]) -> Shape:
     """The shape that indices have in common."""
     longest = max((i.shape for i in indices), key=len)
     if not any(isinstance(n, Size) for i in indices for n in i.shape):
@@ -286,18 +286,18 @@ def _common_shape(indices: Sequence[Value]) -> Shape:
     return tuple(next((n for n in column if n != 1), 1) for column in zip(*padded, strict=True))
 
 
-def _stacked(m: Emitter, indices: Sequence[Value]) -> tuple[str, Shape]:
+def _stacked(m: Emitter, indices: Sequence[Emitted]) -> tuple[str, Shape]:
     """Indices of several axes side by side, [..., axes], and the shape they have in common."""
     shape = _common_shape(indices)
     columns = []
     for index in indices:
-        wide = Value(m.typed(index, dtypes.int64), dtypes.int64, index.shape)
+        wide = Emitted(m.typed(index, dtypes.int64), dtypes.int64, index.shape)
         columns.append(m.reshape(m.expanded(wide, shape), (*shape, 1)))
     return (columns[0] if len(columns) == 1 else m.new("Concat", *columns, axis=len(shape))), shape
 
 
 @row("aten.index.Tensor", "aten._unsafe_index.Tensor")
-def index(m: Emitter, out: Value, x: Value, indices: Sequence[Value | None]) -> Results:
+def index(m: Emitter, out: Emitted, x: Emitted, indices: Sequence[Emitted | None]) -> Results:
     if _are_masks(indices):
         # how many a mask keeps is an extent of the result, where no other index is as long
         count = next((n for n in out.shape if isinstance(n, Size)), None)
@@ -318,7 +318,7 @@ def index(m: Emitter, out: Value, x: Value, indices: Sequence[Value | None]) -> 
     return m.transposed(found, order)
 
 
-def _masked(m: Emitter, x: Value, mask: Value, values: Value) -> str | None:
+def _masked(m: Emitter, x: Emitted, mask: Emitted, values: Emitted) -> str | None:
     """Elements chosen by a mask of the first axes, where what they become does not depend on which one it is."""
     rest = x.rank - mask.rank
     if values.rank > rest and (values.rank > rest + 1 or values.shape[0] != 1):
@@ -329,7 +329,7 @@ def _masked(m: Emitter, x: Value, mask: Value, values: Value) -> str | None:
 
 
 @row("aten.index_put", "aten._unsafe_index_put")
-def index_put(m: Emitter, out: Value, x: Value, indices: Sequence[Value | None], values: Value,
+def index_put(m: Emitter, out: Emitted, x: Emitted, indices: Sequence[Emitted | None], values: Emitted,
               accumulate: bool = False) -> Results:  # fmt: skip
     flags = indices[0] if len(indices) == 1 else None
     if flags is not None and flags.dtype is dtypes.bool_ and not accumulate:
@@ -353,7 +353,7 @@ def index_put(m: Emitter, out: Value, x: Value, indices: Sequence[Value | None],
     order = [*places, *others]
     stacked, shape = _stacked(m, chosen)
     adjacent = places[-1] - places[0] == len(places) - 1
-    given = Value(m.typed(values, x.dtype), x.dtype, values.shape)
+    given = Emitted(m.typed(values, x.dtype), x.dtype, values.shape)
     rest = tuple(x.shape[a] for a in others)
     if adjacent:
         first, rank = places[0], len(shape)
@@ -367,7 +367,7 @@ def index_put(m: Emitter, out: Value, x: Value, indices: Sequence[Value | None],
     return m.transposed(put, [order.index(a) for a in range(x.rank)])
 
 
-def _put_rows(m: Emitter, x: Value, axis: int, index: Value, values: Value) -> str:
+def _put_rows(m: Emitter, x: Emitted, axis: int, index: Emitted, values: Emitted) -> str:
     """Rows of `values` in the place of rows of `x`: each place asks which row was meant for it, so that nothing is
     written twice and no order matters."""
     extent, count = x.shape[axis], prod(index.shape)
@@ -380,7 +380,7 @@ def _put_rows(m: Emitter, x: Value, axis: int, index: Value, values: Value) -> s
     meant = m.new("Equal", at, np.arange(extent, dtype=np.int64)[None])
     row_numbers = np.arange(count, dtype=np.int64)[:, None]
     source = m.new("ReduceMax", m.new("Where", meant, row_numbers, np.asarray(-1)), axes=[0], keepdims=0)
-    given = Value(m.typed(values, x.dtype), x.dtype, values.shape)
+    given = Emitted(m.typed(values, x.dtype), x.dtype, values.shape)
     spread = m.expanded(given, (*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]))
     rows = m.reshape(spread, (*x.shape[:axis], count, *x.shape[axis + 1 :]))
     if count > 1:
@@ -403,7 +403,7 @@ def _places(size: Sequence[int], stride: Sequence[int], offset: int | None) -> n
 
 @row("aten.as_strided")
 def as_strided(
-    m: Emitter, out: Value, x: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+    m: Emitter, out: Emitted, x: Emitted, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Results:
     places = _places(size, stride, storage_offset).reshape(-1)
     if places.size == prod(x.shape) and (places == np.arange(places.size)).all():
@@ -413,7 +413,7 @@ def as_strided(
 
 @row("aten.as_strided_scatter")
 def as_strided_scatter(
-    m: Emitter, out: Value, x: Value, source: Value, size: Sequence[int], stride: Sequence[int],
+    m: Emitter, out: Emitted, x: Emitted, source: Emitted, size: Sequence[int], stride: Sequence[int],
     storage_offset: int | None = None,
 ) -> Results:  # fmt: skip
     return _overlaid(m, x, source, _places(size, stride, storage_offset))
@@ -421,13 +421,13 @@ def as_strided_scatter(
 
 @row("aten.diagonal_scatter")
 def diagonal_scatter(
-    m: Emitter, out: Value, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
+    m: Emitter, out: Emitted, x: Emitted, source: Emitted, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Results:
     numbers = np.arange(prod(x.shape), dtype=np.int64).reshape(x.shape)
     return _overlaid(m, x, source, np.diagonal(numbers, offset, dim1, dim2))
 
 
-def _overlaid(m: Emitter, x: Value, source: Value, places: np.ndarray) -> str:
+def _overlaid(m: Emitter, x: Emitted, source: Emitted, places: np.ndarray) -> str:
     """`x` with the elements of `source` at these places of the row that it is in memory."""
     flat = places.reshape(-1)
     if np.unique(flat).size != flat.size:
@@ -446,10 +446,12 @@ def _overlaid(m: Emitter, x: Value, source: Value, places: np.ndarray) -> str:
 
 def _scattering(name: str, reduction: str) -> None:
     @row(name)
-    def scatter(m: Emitter, out: Value, x: Value, dim: int, indices: Value, source: Operand, **named: Any) -> Results:
+    def scatter(
+        m: Emitter, out: Emitted, x: Emitted, dim: int, indices: Emitted, source: Operand, **named: Any
+    ) -> Results:
         kind = {"multiply": "mul"}.get(named.get("reduce", reduction), named.get("reduce", reduction))
-        if isinstance(source, Value):
-            typed = Value(m.typed(source, x.dtype), x.dtype, source.shape)
+        if isinstance(source, Emitted):
+            typed = Emitted(m.typed(source, x.dtype), x.dtype, source.shape)
             updates = typed.name
             for axis, (have, want) in enumerate(zip(source.shape, indices.shape, strict=True)):
                 if have != want:

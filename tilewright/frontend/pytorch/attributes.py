@@ -17,7 +17,7 @@ _CODE = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, torch.
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptObject:
     """An object that can change: what it held, by attribute, key or place, and the path that leads to it."""
 
     path: str
@@ -27,7 +27,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Snapshot:
-    kept: tuple[Kept, ...]
+    kept: tuple[KeptObject, ...]
 
     def changed(self) -> str | None:
         """The path of something that has changed since; None where nothing has."""
@@ -46,7 +46,7 @@ class Snapshot:
 
 def snapshot(module: torch.nn.Module) -> Snapshot:
     """The attributes of a module, of those inside it, and of what these hold: lists, dicts, plain objects."""
-    kept: list[Kept] = []
+    kept: list[KeptObject] = []
     seen: set[int] = set()
     waiting: list[tuple[str, Any]] = [(name, each) for name, each in module.named_modules()]
     while waiting:
@@ -55,7 +55,7 @@ def snapshot(module: torch.nn.Module) -> Snapshot:
             continue
         seen.add(id(owner))
         held = _contents(owner)
-        kept.append(Kept(path, owner, held))
+        kept.append(KeptObject(path, owner, held))
         waiting += [(_joined(path, owner, k), v) for k, v in held.items() if _can_change(v)]
     return Snapshot(tuple(kept))
 

@@ -29,7 +29,7 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Value:
+class Emitted:
     """A tensor of the module: its name in the Graph, and the element type and shape that PyTorch gives it."""
 
     name: str
@@ -44,8 +44,8 @@ class Value:
         return dim % self.rank if self.rank else 0
 
 
-Operand = Value | Number
-Input = str | Value | np.ndarray | None
+Operand = Emitted | Number
+Input = str | Emitted | np.ndarray | None
 Results = str | tuple[str | None, ...]
 Row = Callable[..., Results]
 
@@ -136,13 +136,13 @@ class Emitter:
         return self.constant(np.asarray(value).astype(dtype.numpy))
 
     def integers(self, values: Sequence[Any]) -> str:
-        """A list of whole numbers, some of which may be told by data: a Size, or a Value that holds one."""
+        """A list of whole numbers, some of which may be told by data: a Size, or an Emitted that holds one."""
         if all(isinstance(v, int | np.integer) for v in values):
             return self.constant(np.asarray(values, np.int64))
         return self.new("Concat", *(self._listed(v) for v in values), axis=0)
 
     def _listed(self, value: Any) -> str:
-        if isinstance(value, Size | Value):
+        if isinstance(value, Size | Emitted):
             name = self.size(value) if isinstance(value, Size) else self.typed(value, dtypes.int64)
             return self.new("Reshape", name, self.integers([1]))
         return self.integers([value])
@@ -185,11 +185,11 @@ class Emitter:
 
     def typed(self, x: Operand, dtype: DType) -> str:
         """An operand in an element type."""
-        if not isinstance(x, Value):
+        if not isinstance(x, Emitted):
             return self.number(x, dtype)
         return x.name if x.dtype is dtype else self.cast(x.name, dtype)
 
-    def reshaped(self, x: Value, shape: Sequence[Any]) -> str:
+    def reshaped(self, x: Emitted, shape: Sequence[Any]) -> str:
         return x.name if x.shape == tuple(shape) else self.reshape(x.name, shape)
 
     def reshape(self, x: str, shape: Sequence[Any]) -> str:
@@ -204,7 +204,7 @@ class Emitter:
     def sliced(self, x: str, axis: int, start: Any, end: Any, step: int = 1) -> str:
         return self.new("Slice", x, *(self.integers([v]) for v in (start, end, axis, step)))
 
-    def expanded(self, x: Value, shape: Sequence[Any]) -> str:
+    def expanded(self, x: Emitted, shape: Sequence[Any]) -> str:
         return x.name if x.shape == tuple(shape) else self.new("Expand", x, self.integers(shape))
 
     def filled(self, shape: Sequence[Any], value: Number, dtype: DType) -> str:
@@ -234,8 +234,8 @@ _TABLE: dict[str, Row] = {}  # filled while the tables are imported, then only r
 def row(*names: str) -> Callable[[Row], Row]:
     """Register a function for calls of these names: `aten.add`, or `aten.max.dim` where overloads differ.
 
-    It is called with the Emitter, what the call gives (a Value, or a tuple of them) and the call's own arguments,
-    tensors as Values; it gives the names of the outputs.
+    It is called with the Emitter, what the call gives (an Emitted, or a tuple of them) and the call's own arguments,
+    tensors as Emitted; it gives the names of the outputs.
     """
 
     def register(function: Row) -> Row:

@@ -21,9 +21,17 @@ from torch.utils import _pytree as pytree
 
 from tilewright import errors
 from tilewright.errors import ModelError, TilewrightError, UnsupportedError
-from tilewright.frontend.pytorch.aliases import Group, View, laid_out, shared_outputs, storages, view_beside, view_of
+from tilewright.frontend.pytorch.aliases import (
+    OverlapGroup,
+    ViewChain,
+    laid_out,
+    shared_outputs,
+    storages,
+    view_beside,
+    view_of,
+)
 from tilewright.frontend.pytorch.attributes import Snapshot, snapshot
-from tilewright.frontend.pytorch.fx import Parts, decompositions, make_graph
+from tilewright.frontend.pytorch.fx import FxParts, decompositions, make_graph
 from tilewright.frontend.pytorch.higher_order import closure
 from tilewright.frontend.pytorch.mutations import Mutation, make_bodies_functional
 from tilewright.frontend.pytorch.python.copies import follow_copies
@@ -42,13 +50,14 @@ Followed = tuple[torch.export.ExportedProgram, tuple[Mutation, ...]]
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a tensor comes from or goes to: a leaf of the call's arguments, the memory of several leaves (a Group), a
+class InputPlace:
+    """Where a tensor comes from or goes to: a leaf of the call's arguments,
+    the memory of several leaves (an OverlapGroup), a
     result of the Graph, a tensor that the module holds, or a plain value; or a view of one of these."""
 
     kind: Literal["leaf", "group", "result", "tensor", "value"]
     what: Any
-    view: View | None = None
+    view: ViewChain | None = None
 
     def tensor(self, leaves: Sequence[Any], results: Sequence[torch.Tensor]) -> Any:
         match self.kind:
@@ -68,10 +77,12 @@ class Exported:
     """A module for arguments of certain shapes: a Graph, or what has to be cut into several."""
 
     graph: Graph
-    inputs: tuple[Place, ...]  # of the Graph
-    outputs: tuple[Place, ...]  # leaves of what the module returns
+    inputs: tuple[InputPlace, ...]  # of the Graph
+    outputs: tuple[InputPlace, ...]  # leaves of what the module returns
     structure: Any  # of what it returns
-    changes: tuple[tuple[Place, int], ...]  # tensors that the module changes in place, and the results that they get
+    changes: tuple[
+        tuple[InputPlace, int], ...
+    ]  # tensors that the module changes in place, and the results that they get
     constants: tuple[torch.Tensor, ...]  # parameters whose values are in the Graph
     bases: Mapping[int, torch.Tensor]  # what results are like in PyTorch that outputs are views of
     copying: Callable[[], Graph] | None  # where outputs are views, a Graph that has them all as results of its own
@@ -97,17 +108,17 @@ class Exported:
 
 
 def export(
-    module: torch.nn.Module, args: Sequence[Any], named: Mapping[str, Any], groups: Sequence[Group] = ()
+    module: torch.nn.Module, args: Sequence[Any], named: Mapping[str, Any], groups: Sequence[OverlapGroup] = ()
 ) -> Exported:
     """The module as it runs on arguments like these. Those that overlap, as `groups` tell, are one input; otherwise
     every tensor is one of its own."""
     leaves, structure = pytree.tree_flatten((tuple(args), dict(named)))
-    origins = [Place("leaf", k) for k in range(len(leaves))]
+    origins = [InputPlace("leaf", k) for k in range(len(leaves))]
     followed = module
     given, by_name = _distinct(tuple(args), dict(named))
     if groups:
         tied = _Tied(module, leaves, structure, groups)
-        origins = [*(Place("group", group) for group in groups), *(Place("leaf", k) for k in tied.free)]
+        origins = [*(InputPlace("group", group) for group in groups), *(InputPlace("leaf", k) for k in tied.free)]
         # each begins its memory, so that a place in that is a place in the tensor
         examples = tuple(place.tensor(leaves, ()).detach().clone() for place in origins)
         followed, given, by_name = tied, examples, {}
@@ -293,7 +304,9 @@ def _without_printed_graphs() -> Iterator[None]:
 class _Tied(torch.nn.Module):
     """A module as a function of the memory of its overlapping arguments, and of the other tensors."""
 
-    def __init__(self, module: torch.nn.Module, leaves: Sequence[Any], structure: Any, groups: Sequence[Group]) -> None:
+    def __init__(
+        self, module: torch.nn.Module, leaves: Sequence[Any], structure: Any, groups: Sequence[OverlapGroup]
+    ) -> None:
         super().__init__()
         self.module = module
         self._values = [None if isinstance(x, torch.Tensor) else x for x in leaves]
@@ -332,7 +345,7 @@ def _distinct(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, 
 
 def _read(
     module: torch.nn.Module, program: torch.export.ExportedProgram, mutations: tuple[Mutation, ...],
-    origins: Sequence[Place], name: str,
+    origins: Sequence[InputPlace], name: str,
 ) -> Exported:  # fmt: skip
     from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
@@ -340,7 +353,7 @@ def _read(
     placeholders = [n for n in program.graph.nodes if n.op == "placeholder"]
     changed = {s.target for s in signature.output_specs if s.kind is OutputKind.BUFFER_MUTATION}
     leaf = 0
-    places: dict[fx.Node, Place] = {}
+    places: dict[fx.Node, InputPlace] = {}
     inputs: list[fx.Node] = []
     constants: dict[fx.Node, torch.Tensor] = {}
     for node, spec in zip(placeholders, signature.input_specs, strict=True):
@@ -354,7 +367,7 @@ def _read(
         if spec.kind in (InputKind.CUSTOM_OBJ, InputKind.TOKEN) or spec.target is None:
             raise UnsupportedError(f"the module holds '{spec.target or spec.arg.name}', which is no tensor")
         tensor = _held(module, program, spec.target)
-        places[node] = Place("tensor", tensor)
+        places[node] = InputPlace("tensor", tensor)
         if not node.users:
             continue
         if spec.target in changed:
@@ -362,15 +375,15 @@ def _read(
         else:
             constants[node] = tensor
     results: list[fx.Node] = []
-    outputs: list[Place] = []
-    changes: list[tuple[Place, int]] = []
+    outputs: list[InputPlace] = []
+    changes: list[tuple[InputPlace, int]] = []
     returned = next(n for n in program.graph.nodes if n.op == "output").args[0]
     pairs = list(zip(returned, signature.output_specs, strict=True))
     for node, spec in pairs:
         if spec.kind is OutputKind.USER_OUTPUT:
             continue
         if spec.kind is OutputKind.BUFFER_MUTATION:
-            target = Place("tensor", _held(module, program, spec.target or ""))
+            target = InputPlace("tensor", _held(module, program, spec.target or ""))
         elif spec.kind is OutputKind.USER_INPUT_MUTATION:
             target = places[next(n for n in placeholders if n.name == spec.target)]
         else:
@@ -384,10 +397,10 @@ def _read(
         if spec.kind is not OutputKind.USER_OUTPUT:
             continue
         if not isinstance(node, fx.Node):
-            outputs.append(Place("value", node))
+            outputs.append(InputPlace("value", node))
             continue
-        view = View(node, ()) if node in places else views.get(node, View(node, ()))
-        own = places.get(view.base) or Place("result", _place(results, view.base))
+        view = ViewChain(node, ()) if node in places else views.get(node, ViewChain(node, ()))
+        own = places.get(view.base) or InputPlace("result", _place(results, view.base))
         if view.steps and own.kind == "result":
             bases[own.what] = view.base.meta["val"]
         outputs.append(replace(own, view=view) if view.steps else own)
@@ -396,7 +409,7 @@ def _read(
     def graph_of(results: Sequence[fx.Node], inputs: Sequence[fx.Node]) -> Graph:
         needed = closure(results)
         nodes = [n for n in program.graph.nodes if n.op not in ("placeholder", "output") and n in needed]
-        return make_graph(Parts(nodes, inputs, results, {n: a for n, a in arrays.items() if n in needed}), name)
+        return make_graph(FxParts(nodes, inputs, results, {n: a for n, a in arrays.items() if n in needed}), name)
 
     computed = closure(results)
     read = [n for n in inputs if n in computed]
@@ -410,16 +423,16 @@ def _read(
 
 def _views_of_changed(
     outputs: Sequence[Any], pairs: Sequence[tuple[Any, Any]], placeholders: Sequence[fx.Node]
-) -> dict[fx.Node, View]:
+) -> dict[fx.Node, ViewChain]:
     """Outputs that share memory with the new value of a tensor which the module changes: views of that tensor."""
     named = {n.name: n for n in placeholders}
     targets = {node: named.get(spec.target or "") for node, spec in pairs if spec.kind.name.endswith("_MUTATION")}
-    found: dict[fx.Node, View] = {}
+    found: dict[fx.Node, ViewChain] = {}
     for node in dict.fromkeys(n for n in outputs if isinstance(n, fx.Node) and n not in targets):
         changed = next((n for n in targets if storages(n) & storages(node)), None)
         if changed is None:
             continue
-        view: View | None = view_of(node, targets)
+        view: ViewChain | None = view_of(node, targets)
         if view is not None and view.base is not changed:
             # seen beside the new value, which has to lie as the tensor that gets it
             target = targets[changed]

@@ -17,7 +17,7 @@ from tilewright.errors import UnsupportedError
 from tilewright.frontend.pytorch import aten, aten_nn, aten_reduce, aten_rnn, aten_shape  # noqa: F401  (their rows)
 from tilewright.frontend.pytorch.aliases import view_of
 from tilewright.frontend.pytorch.aten import dtype_of
-from tilewright.frontend.pytorch.emitter import Emitter, Row, Size, Value, find_row, size_of
+from tilewright.frontend.pytorch.emitter import Emitted, Emitter, Row, Size, find_row, size_of
 from tilewright.frontend.pytorch.higher_order import Known, emit_control, is_control, why_no_control
 from tilewright.frontend.pytorch.mutations import source_of
 from tilewright.frontend.pytorch.tensors import constant_of
@@ -41,7 +41,7 @@ def is_check(node: fx.Node) -> bool:
 
 
 @dataclass(frozen=True)
-class Parts:
+class FxParts:
     """Some nodes of an fx graph in order, what they read from outside, and what is read of them.
 
     A tensor from outside is an input, or a constant when its values are given.
@@ -53,7 +53,7 @@ class Parts:
     constants: Mapping[fx.Node, np.ndarray]
 
 
-def make_graph(parts: Parts, name: str = "module") -> ir.Graph:
+def make_graph(parts: FxParts, name: str = "module") -> ir.Graph:
     """The Graph of these nodes; an UnsupportedError names every call that has no row."""
     missing = uncovered(parts.nodes)
     if missing:
@@ -70,7 +70,7 @@ def make_graph(parts: Parts, name: str = "module") -> ir.Graph:
         known[node] = value
     _emit_all(m, parts.nodes, known)
     found = [known[node] for node in parts.outputs]
-    outputs = tuple(value.name for value in found if isinstance(value, Value))
+    outputs = tuple(value.name for value in found if isinstance(value, Emitted))
     return ir.Graph(name, tuple(inputs), outputs, tuple(m.nodes), m.constants, {v.name: v for v in inputs})
 
 
@@ -93,21 +93,21 @@ def is_size(node: fx.Node) -> bool:
     return node.op == "call_function" and isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat)
 
 
-def _emit_size(m: Emitter, node: fx.Node, known: Mapping[fx.Node, Known]) -> Value:
+def _emit_size(m: Emitter, node: fx.Node, known: Mapping[fx.Node, Known]) -> Emitted:
     """A number as a tensor that holds it."""
     m.enter(f"{node.target} '{label(node)}'", node.name)
     size = size_of(node.meta["val"].node.expr)
     source = known.get(node.args[0]) if node.args else None  # type: ignore[arg-type]
     if node.target is torch.ops.aten._local_scalar_dense.default:
-        assert isinstance(source, Value)
+        assert isinstance(source, Emitted)
         dtype = dtypes.int64 if isinstance(node.meta["val"], torch.SymInt) else source.dtype
-        number = Value(m.reshape(m.typed(source, dtype), ()), dtype, ())
+        number = Emitted(m.reshape(m.typed(source, dtype), ()), dtype, ())
         if isinstance(size, Size):
             m.knows(size, number.name)
         return number
     if isinstance(node.meta["val"], torch.SymFloat):
         raise m.refuse("arithmetic with a number that data tell is not supported; use tensors")
-    return Value(m.size(size), dtypes.int64, ())
+    return Emitted(m.size(size), dtypes.int64, ())
 
 
 def _note_sizes(m: Emitter, found: Known) -> None:
@@ -149,11 +149,11 @@ def emit(m: Emitter, node: fx.Node, known: Mapping[fx.Node, Known]) -> Known:
     named = _with_values(node.kwargs, known)
     wanted = declared(node)
     results = _called(row, node, m, wanted, args, named)
-    if isinstance(wanted, Value):
+    if isinstance(wanted, Emitted):
         assert isinstance(results, str)
-        return Value(results, wanted.dtype, wanted.shape)
+        return Emitted(results, wanted.dtype, wanted.shape)
     pairs = zip(results, wanted, strict=False)
-    return tuple(None if n is None or w is None else Value(n, w.dtype, w.shape) for n, w in pairs)
+    return tuple(None if n is None or w is None else Emitted(n, w.dtype, w.shape) for n, w in pairs)
 
 
 def _check_whole(m: Emitter, node: Any) -> None:
@@ -187,11 +187,11 @@ def _called(row: Row, node: fx.Node, m: Emitter, wanted: Known, args: Any, named
         raise UnsupportedError(f"{node.target} '{label(node)}': {str(error).partition(') ')[2] or error}") from error
 
 
-def _declared(node: fx.Node, name: str) -> Value:
+def _declared(node: fx.Node, name: str) -> Emitted:
     value = declared(node)
-    if not isinstance(value, Value):
+    if not isinstance(value, Emitted):
         raise UnsupportedError(f"'{node.name}' is no tensor")
-    return Value(name, value.dtype, value.shape)
+    return Emitted(name, value.dtype, value.shape)
 
 
 def declared(node: fx.Node) -> Known:
@@ -200,19 +200,19 @@ def declared(node: fx.Node) -> Known:
     if isinstance(meta, tuple | list):
         return tuple(_value(part, node) if isinstance(part, torch.Tensor) else None for part in meta)
     if isinstance(meta, torch.SymInt | torch.SymFloat):
-        return Value(node.name, dtypes.int64 if isinstance(meta, torch.SymInt) else dtypes.float32, ())
+        return Emitted(node.name, dtypes.int64 if isinstance(meta, torch.SymInt) else dtypes.float32, ())
     if not isinstance(meta, torch.Tensor):
         raise UnsupportedError(f"{label(node)}: a result that is a {type(meta).__name__} is not supported")
     return _value(meta, node)
 
 
-def _value(meta: torch.Tensor, node: fx.Node) -> Value:
+def _value(meta: torch.Tensor, node: fx.Node) -> Emitted:
     dtype = dtype_of(meta.dtype)
     if dtype is None or meta.layout is not torch.strided:
         raise UnsupportedError(
             f"{node.target} '{label(node)}': a tensor of {meta.dtype} ({meta.layout}) is not supported"
         )
-    return Value(node.name, dtype, tuple(n if isinstance(n, int) else size_of(n.node.expr) for n in meta.shape))
+    return Emitted(node.name, dtype, tuple(n if isinstance(n, int) else size_of(n.node.expr) for n in meta.shape))
 
 
 # what is covered

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import fx
 
-from tilewright.frontend.pytorch.emitter import Emitter, Value
+from tilewright.frontend.pytorch.emitter import Emitted, Emitter
 from tilewright.frontend.pytorch.tensors import tensor_of
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms import graph as ir
 
-Known = Value | tuple[Value | None, ...]
+Known = Emitted | tuple[Emitted | None, ...]
 EmitAll = Callable[[Emitter, Iterable[fx.Node], dict[fx.Node, Known]], None]
 _MOST_STEPS = 1 << 12  # a loop is counted by doing what its condition needs; beyond this it is left to run time
 
@@ -68,7 +68,7 @@ def returned(body: fx.GraphModule) -> list[Any]:
 
 
 def emit_control(
-    m: Emitter, node: fx.Node, known: Mapping[fx.Node, Known], wanted: tuple[Value | None, ...], emit_all: EmitAll
+    m: Emitter, node: fx.Node, known: Mapping[fx.Node, Known], wanted: tuple[Emitted | None, ...], emit_all: EmitAll
 ) -> Known:
     """The control node that stands for a call, and what it gives."""
     m.enter(f"{node.target} '{node.name}'", node.name)
@@ -78,12 +78,12 @@ def emit_control(
         names = _loop(m, node, known, emit_all)
     else:
         names = _scan(m, node, known, len(wanted), emit_all)
-    return tuple(None if w is None else Value(n, w.dtype, w.shape) for n, w in zip(names, wanted, strict=True))
+    return tuple(None if w is None else Emitted(n, w.dtype, w.shape) for n, w in zip(names, wanted, strict=True))
 
 
-def _value(known: Mapping[fx.Node, Known], node: fx.Node) -> Value:
+def _value(known: Mapping[fx.Node, Known], node: fx.Node) -> Emitted:
     found = known[node]
-    assert isinstance(found, Value)
+    assert isinstance(found, Emitted)
     return found
 
 
@@ -91,8 +91,8 @@ class _Body:
     """A body on its way to a Graph: its placeholders are inputs of that, or stand for what is made around it."""
 
     def __init__(
-        self, m: Emitter, body: fx.GraphModule, given: Sequence[Value], inputs: Sequence[Value | None],
-        leading: Sequence[Value] = (),
+        self, m: Emitter, body: fx.GraphModule, given: Sequence[Emitted], inputs: Sequence[Emitted | None],
+        leading: Sequence[Emitted] = (),
     ) -> None:  # fmt: skip
         """`inputs` says of each placeholder what the input is like, or None; `leading` are inputs in front of them."""
         self.m, self.body = m.inside(), body
@@ -103,8 +103,8 @@ class _Body:
         for placeholder, outer, own in zip(placeholders, given, inputs, strict=True):
             self.known[placeholder] = outer if own is None else self._input(placeholder.name, own)
 
-    def _input(self, name: str, like: Value) -> Value:
-        value = Value(self.m.unique(name), like.dtype, like.shape)
+    def _input(self, name: str, like: Emitted) -> Emitted:
+        value = Emitted(self.m.unique(name), like.dtype, like.shape)
         self.inputs.append(ir.Value(value.name, value.dtype, value.shape))
         return value
 
@@ -139,7 +139,7 @@ def _branches(
 def _scan(m: Emitter, node: fx.Node, known: Mapping[fx.Node, Known], count: int, emit_all: EmitAll) -> Sequence[str]:
     parts = [[_value(known, x) for x in part] for part in node.args[1:]]  # type: ignore[union-attr,arg-type]
     states, scanned, others = parts if node.target is _higher.scan else ([], *parts)
-    slices = [Value(x.name, x.dtype, x.shape[1:]) for x in scanned]
+    slices = [Emitted(x.name, x.dtype, x.shape[1:]) for x in scanned]
     (body,) = bodies(node)
     inside = _Body(m, body, [*states, *slices, *others], [*states, *slices, *[None] * len(others)])
     made = inside.graph(f"{node.name}_body", emit_all)
@@ -152,7 +152,7 @@ def _loop(m: Emitter, node: fx.Node, known: Mapping[fx.Node, Known], emit_all: E
     carried = len(node.args[2])  # type: ignore[arg-type]
     condition, body = bodies(node)
     steps = count_steps(condition, body, carried, [m.known(x.name) for x in given])
-    leading = [Value("step", dtypes.int64, ()), Value("goes_on", dtypes.bool_, ())]
+    leading = [Emitted("step", dtypes.int64, ()), Emitted("goes_on", dtypes.bool_, ())]
     inside = _Body(m, body, given, [*given[:carried], *[None] * (len(given) - carried)], leading)
 
     def tested() -> Sequence[str]:
@@ -171,7 +171,7 @@ def _loop(m: Emitter, node: fx.Node, known: Mapping[fx.Node, Known], emit_all: E
     return m.several("Loop", carried, limit, begins, *given[:carried], body=made)
 
 
-def _tested(m: Emitter, condition: fx.GraphModule, given: Sequence[Value], emit_all: EmitAll) -> str:
+def _tested(m: Emitter, condition: fx.GraphModule, given: Sequence[Emitted], emit_all: EmitAll) -> str:
     """The condition of a loop for these operands."""
     placeholders = [n for n in condition.graph.nodes if n.op == "placeholder"]
     known: dict[fx.Node, Known] = dict(zip(placeholders, given, strict=True))

@@ -23,12 +23,12 @@ from tilewright.ir.forms.expr import (
     substitute,
 )
 from tilewright.ir.forms.expr import var as variable
-from tilewright.ir.forms.mesh import WHOLE, Coordinates, Interval, Mesh, Part, Place, Spread, block
-from tilewright.ir.forms.sharded import Piece
+from tilewright.ir.forms.mesh import WHOLE, AxisPart, Coordinates, Interval, Mesh, Place, Spread, block
+from tilewright.ir.forms.sharded import ShardedCompute
 from tilewright.ir.forms.tensor import Tensor
 
 
-def axis_ranges(piece: Piece, mesh: Mesh, at: Coordinates) -> dict[Axis, Interval]:
+def axis_ranges(piece: ShardedCompute, mesh: Mesh, at: Coordinates) -> dict[Axis, Interval]:
     """What a rank does of every axis that is cut."""
     found: dict[Axis, Interval] = {}
     for cut, size, number in zip(piece.cuts, mesh.sizes, at, strict=True):
@@ -50,18 +50,22 @@ def gives(compute: Compute, cuts: tuple[Axis | Tensor | None, ...]) -> Spread:
     return Spread(tuple(_given(compute, cut) for cut in cuts))
 
 
-def _given(compute: Compute, cut: Axis | Tensor | None) -> Part:
+def _given(compute: Compute, cut: Axis | Tensor | None) -> AxisPart:
     if cut is None:
         return WHOLE
     if isinstance(cut, Tensor):
-        return Part(operator="add")
+        return AxisPart(operator="add")
     if cut in compute.axes:  # type: ignore[union-attr]
-        return Part(dim=compute.axes.index(cut))  # type: ignore[union-attr]
-    return Part(operator=compute.monoid.operator)  # type: ignore[union-attr]
+        return AxisPart(dim=compute.axes.index(cut))  # type: ignore[union-attr]
+    return AxisPart(operator=compute.monoid.operator)  # type: ignore[union-attr]
 
 
 def part_of(
-    piece: Piece, mesh: Mesh, at: Coordinates, outputs: tuple[Tensor, ...], held: Mapping[Tensor, tuple[Tensor, Place]]
+    piece: ShardedCompute,
+    mesh: Mesh,
+    at: Coordinates,
+    outputs: tuple[Tensor, ...],
+    held: Mapping[Tensor, tuple[Tensor, Place]],
 ) -> Compute:
     """A rank's part of a compute. It gives `outputs`, and reads for every tensor the one in its place, which begins
     where the place says."""
@@ -96,7 +100,7 @@ def narrowed(
     return replace(compute, outputs=outputs, axes=axes, reduce_axes=summed, elements=elements)
 
 
-def _rows(piece: Piece, mesh: Mesh, at: Coordinates) -> dict[Tensor, Interval]:
+def _rows(piece: ShardedCompute, mesh: Mesh, at: Coordinates) -> dict[Tensor, Interval]:
     found: dict[Tensor, Interval] = {}
     for cut, size, number in zip(piece.cuts, mesh.sizes, at, strict=True):
         if isinstance(cut, Tensor):

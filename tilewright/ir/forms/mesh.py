@@ -1,6 +1,6 @@
 """A mesh of ranks, and how a tensor lies over it: whole, cut along a dimension, or as terms of a sum, by mesh axis.
 
-    mesh dp=2 x tp=4;  y: [0 over dp, sum over tp]    rank (1, 3) has the second half of y's rows, and of those a term
+mesh dp=2 x tp=4;  y: [0 over dp, sum over tp]    rank (1, 3) has the second half of y's rows, and of those a term
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Mesh:
 
 
 @dataclass(frozen=True)
-class Part:
+class AxisPart:
     """What a rank has along one mesh axis: a block of dimension `dim` and so many neighbouring indices before and after
     it; a term, where `operator` puts the terms of all ranks together; all of it, where there is neither."""
 
@@ -71,15 +71,16 @@ class Part:
         return f"{self.dim}{reach}"
 
 
-WHOLE = Part()
+WHOLE = AxisPart()
 
 
 @dataclass(frozen=True)
 class Spread:
-    """How a tensor lies over a mesh, a Part for every mesh axis. A dimension that several axes cut is cut by the first
+    """How a tensor lies over a mesh,
+    an AxisPart for every mesh axis. A dimension that several axes cut is cut by the first
     of them, and its blocks by the next."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[AxisPart, ...]
 
     @staticmethod
     def whole(mesh: Mesh) -> Spread:
@@ -93,7 +94,7 @@ class Spread:
     def is_partial(self) -> bool:
         return any(part.operator is not None for part in self.parts)
 
-    def with_part(self, axis: int, part: Part) -> Spread:
+    def with_part(self, axis: int, part: AxisPart) -> Spread:
         return Spread((*self.parts[:axis], part, *self.parts[axis + 1 :]))
 
     def place(self, shape: Sequence[int], mesh: Mesh, at: Coordinates) -> Place:

@@ -19,14 +19,14 @@ from typing import Any
 
 from tilewright.ir.forms.compute import Compute, Map, Program, Reduce
 from tilewright.ir.forms.expr import Axis
-from tilewright.ir.forms.mesh import Mesh, Part, Spread
+from tilewright.ir.forms.mesh import AxisPart, Mesh, Spread
 from tilewright.ir.forms.tensor import Tensor
 
 EXCHANGES = ("all-reduce", "all-gather", "gather", "reduce-scatter", "all-to-all", "halo", "send")
 
 
 @dataclass(frozen=True)
-class Piece:
+class ShardedCompute:
     """A compute, of which every rank does a part. `cuts` has by mesh axis the axis that is cut, of the output or of
     those summed over, a tensor whose rows are looked up and shared out, or None where all ranks do the same."""
 
@@ -47,7 +47,7 @@ class Exchange:
     after: Spread
 
 
-Step = Piece | Exchange
+Step = ShardedCompute | Exchange
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Keep:
 
 
 @dataclass(frozen=True)
-class Stage:
+class PipelineStage:
     """Steps in order on ranks that follow each other from `first`. Those of a training step go forward, from the first
     of `turns` on back, and from the second on are the update, once for all parts of a batch."""
 
@@ -84,7 +84,7 @@ class Sharded:
     and a stage is at the next while later stages are at those before."""
 
     program: Program
-    stages: tuple[Stage, ...]
+    stages: tuple[PipelineStage, ...]
     parts: int = 1
     remarks: tuple[str, ...] = field(default=(), compare=False)  # how it was searched for, where not to the end
 
@@ -106,11 +106,11 @@ class Sharded:
                 free[stage.first : stage.ranks.stop] = [done[part]] * len(stage.ranks)
         return max(done)
 
-    def stages_of(self, rank: int) -> tuple[Stage, ...]:
+    def stages_of(self, rank: int) -> tuple[PipelineStage, ...]:
         """In order; no stage where a rank has nothing to do."""
         return tuple(stage for stage in self.stages if rank in stage.ranks)
 
-    def exchanges(self) -> Iterator[tuple[Stage, Exchange]]:
+    def exchanges(self) -> Iterator[tuple[PipelineStage, Exchange]]:
         for stage in self.stages:
             yield from ((stage, step) for step in stage.steps if isinstance(step, Exchange))
 
@@ -148,14 +148,14 @@ def cut_name(compute: Compute, cut: Axis | Tensor | None) -> str | None:
     return next(name for name, axis in cut_axes(compute).items() if axis is cut)
 
 
-def _stage_data(stage: Stage) -> dict[str, Any]:
-    steps = [_piece_data(s) if isinstance(s, Piece) else _exchange_data(s) for s in stage.steps]
+def _stage_data(stage: PipelineStage) -> dict[str, Any]:
+    steps = [_piece_data(s) if isinstance(s, ShardedCompute) else _exchange_data(s) for s in stage.steps]
     keeps = [[k.tensor.name, _spread_data(k.spread), k.following.name, _spread_data(k.held)] for k in stage.keeps]
     return {"mesh": [list(axis) for axis in stage.mesh.axes], "first": stage.first, "steps": steps,
             "seconds": stage.seconds, "turns": stage.turns, "keeps": keeps}  # fmt: skip
 
 
-def _piece_data(piece: Piece) -> dict[str, Any]:
+def _piece_data(piece: ShardedCompute) -> dict[str, Any]:
     return {
         "compute": piece.compute.outputs[0].name,
         "cuts": [cut_name(piece.compute, cut) for cut in piece.cuts],
@@ -174,14 +174,14 @@ def _spread_data(spread: Spread) -> list[list[Any]]:
 
 
 def _spread(data: list[list[Any]]) -> Spread:
-    return Spread(tuple(Part(*each) for each in data))
+    return Spread(tuple(AxisPart(*each) for each in data))
 
 
-def _stage(data: Mapping[str, Any], tensors: Mapping[str, Tensor], makers: Mapping[str, Compute]) -> Stage:
+def _stage(data: Mapping[str, Any], tensors: Mapping[str, Tensor], makers: Mapping[str, Compute]) -> PipelineStage:
     steps = tuple(_step(each, tensors, makers) for each in data["steps"])
     keeps = tuple(Keep(tensors[a], _spread(b), tensors[c], _spread(d)) for a, b, c, d in data["keeps"])
-    return Stage(Mesh(tuple((name, size) for name, size in data["mesh"])), data["first"], steps, data["seconds"],
-                 tuple(data["turns"]), keeps)  # fmt: skip
+    return PipelineStage(Mesh(tuple((name, size) for name, size in data["mesh"])), data["first"], steps,
+                         data["seconds"], tuple(data["turns"]), keeps)  # fmt: skip
 
 
 def _step(data: Mapping[str, Any], tensors: Mapping[str, Tensor], makers: Mapping[str, Compute]) -> Step:
@@ -192,7 +192,7 @@ def _step(data: Mapping[str, Any], tensors: Mapping[str, Tensor], makers: Mappin
     known = cut_axes(compute)
     cuts = tuple(_cut(name, known, tensors) for name in data["cuts"])
     reads = {tensors[name]: _spread(each) for name, each in data["reads"].items()}
-    return Piece(compute, cuts, reads, _spread(data["gives"]))
+    return ShardedCompute(compute, cuts, reads, _spread(data["gives"]))
 
 
 def _cut(name: str | None, axes: Mapping[str, Axis], tensors: Mapping[str, Tensor]) -> Axis | Tensor | None:

@@ -1,8 +1,8 @@
 """A training step as a Program: it takes its weights and gives those of the next step.
 
-    forward    from the inputs of one part of a batch to its loss
-    backward   from there back to the gradient of every weight; those of all parts are added up
-    update     once a step: from these and what it keeps to the weights and moments of the next step
+forward    from the inputs of one part of a batch to its loss
+backward   from there back to the gradient of every weight; those of all parts are added up
+update     once a step: from these and what it keeps to the weights and moments of the next step
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tilewright.ir.forms.compute import Compute, Program
 from tilewright.ir.forms.tensor import Tensor
 
 
-class Turn(IntEnum):
+class TrainingPhase(IntEnum):
     FORWARD = 0
     BACKWARD = 1
     UPDATE = 2
@@ -33,7 +33,7 @@ class Training:
     rates: Tensor  # the input that has the optimiser's numbers of a step
     states: Mapping[Tensor, Tensor]
     initial: Mapping[Tensor, np.ndarray]
-    turns: Mapping[Compute, Turn]
+    turns: Mapping[Compute, TrainingPhase]
     beside: Mapping[Compute, Compute]
 
     @property

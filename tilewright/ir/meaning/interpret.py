@@ -11,7 +11,7 @@ from tilewright.errors import InputError, InternalError
 from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, reads
 from tilewright.ir.forms.expr import Load, Symbol
 from tilewright.ir.forms.tensor import Tensor
-from tilewright.ir.meaning.machine import BLOCK, Machine
+from tilewright.ir.meaning.machine import BLOCK, TensorValues
 from tilewright.ir.meaning.values import Dims, flushed, gather
 
 DENSE = 4  # a Sampler that is asked for one element in four of a tensor computes all of it
@@ -26,7 +26,9 @@ def evaluate(
 ) -> dict[str, np.ndarray]:
     """The outputs of a Program by tensor name; `wide` computes every float in float64, `flush` takes denormals of the
     tensors' own types as zeros."""
-    machine = Machine(bind_inputs(program, inputs), bind_symbols(program, inputs, symbols or {}), wide, flush=flush)
+    machine = TensorValues(
+        bind_inputs(program, inputs), bind_symbols(program, inputs, symbols or {}), wide, flush=flush
+    )
     machine.run(program.computes, keep=frozenset((*program.outputs, *program.constants, *program.inputs)))
     return {t.name: np.array(machine.tensors[t]).astype(machine.working(t.dtype)) for t in program.outputs}
 
@@ -38,7 +40,7 @@ def evaluate_computes(
     wide: bool = False,
 ) -> dict[Tensor, np.ndarray]:
     """Run computes in order on `tensors` (which hold what they read) and add their outputs to it."""
-    machine = Machine(tensors, symbols or {}, wide)
+    machine = TensorValues(tensors, symbols or {}, wide)
     machine.run(computes)
     return machine.tensors
 
@@ -77,7 +79,7 @@ def _named_inputs(program: Program, inputs: Mapping[str, np.ndarray]) -> Iterato
         yield tensor, inputs[name]
 
 
-class Sampler(Machine):
+class Sampler(TensorValues):
     """A Program evaluated only where asked: `at` computes the elements it needs, and theirs, and keeps them."""
 
     def __init__(

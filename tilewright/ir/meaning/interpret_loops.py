@@ -57,7 +57,7 @@ class LoopFault(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Room:
+class BufferStorage:
     """The storage of a buffer: a copy for each lane that owns one, flat."""
 
     copy: Value  # which copy a lane owns
@@ -166,7 +166,7 @@ class LoopMachine:
         self._instructions = instructions
         self._check = check
         self._env: dict[Axis, Value] = {} if kernel.step is None else {kernel.step: step}
-        self._rooms: dict[Buffer, Room] = {}
+        self._rooms: dict[Buffer, BufferStorage] = {}
         self._facts = facts
         self.groups: list[list[tuple[Buffer, Sequence[Value], Value, Mask]]] = [[]]  # copies not landed, oldest first
         for param in kernel.params:
@@ -179,14 +179,14 @@ class LoopMachine:
     def fault(self, what: str) -> LoopFault:
         return LoopFault(f"kernel {self.kernel.name}: {what}")
 
-    def _parameter(self, param: Buffer, array: np.ndarray) -> Room:
+    def _parameter(self, param: Buffer, array: np.ndarray) -> BufferStorage:
         shape = tuple(self._uniform(e) for e in param.shape)
         if not array.flags.c_contiguous or array.size != prod(shape) or array.dtype != param.dtype.numpy:
             raise self.fault(
                 f"parameter {param.name} takes {param.dtype.name}{list(shape)} in C order, "
                 f"given {array.dtype}{list(array.shape)}"
             )
-        return Room(0, shape, array.reshape(-1), None)
+        return BufferStorage(0, shape, array.reshape(-1), None)
 
     def _uniform(self, extent: Extent) -> int:
         """An extent for all lanes; where lanes differ, the largest."""
@@ -264,7 +264,7 @@ class LoopMachine:
 
     # Memory
 
-    def _allocate(self, buffer: Buffer) -> Room:
+    def _allocate(self, buffer: Buffer) -> BufferStorage:
         if buffer.memory is Memory.GLOBAL:
             raise self.fault(f"buffer {buffer.name} is global and cannot be allocated inside a kernel")
         shared_by = () if buffer.memory is Memory.REGISTER else (ForKind.THREAD, ForKind.VECTOR)
@@ -275,11 +275,11 @@ class LoopMachine:
         copy: Value = 0
         for owner in owners:
             copy = copy * owner.count + owner.index
-        return Room(copy, shape, np.zeros(size, buffer.dtype.numpy), written)
+        return BufferStorage(copy, shape, np.zeros(size, buffer.dtype.numpy), written)
 
     def _place(
         self, buffer: Buffer, indices: Sequence[Value], mask: Mask, doing: str, proven: Sequence[bool]
-    ) -> tuple[Room, Value]:
+    ) -> tuple[BufferStorage, Value]:
         """Where elements are in a room's flat data; lanes that are not active are moved into range."""
         room = self._rooms.get(buffer)
         if room is None:

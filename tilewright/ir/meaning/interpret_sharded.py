@@ -16,7 +16,7 @@ from tilewright.errors import InternalError
 from tilewright.ir.analysis.pieces import part_of
 from tilewright.ir.forms.compute import Compute
 from tilewright.ir.forms.mesh import Place, Spread, overlap, relative, slices
-from tilewright.ir.forms.sharded import Exchange, Piece, Sharded, Stage
+from tilewright.ir.forms.sharded import Exchange, PipelineStage, Sharded, ShardedCompute
 from tilewright.ir.forms.tensor import Tensor, extents
 from tilewright.ir.meaning.interpret import bind_inputs, evaluate_computes
 
@@ -43,7 +43,7 @@ def evaluate_sharded(sharded: Sharded, inputs: Mapping[str, Array]) -> dict[str,
 
 @dataclass
 class _Run:
-    stage: Stage
+    stage: PipelineStage
     given: Mapping[Tensor, Array]  # inputs, constants, and what earlier stages have whole
     held: dict[tuple[Tensor, Spread], list[Array]] = field(default_factory=dict)  # of every rank
 
@@ -57,7 +57,7 @@ class _Run:
     def place(self, tensor: Tensor, spread: Spread, rank: int) -> Place:
         return spread.place(extents(tensor), self.stage.mesh, self.stage.mesh.coordinates[rank])
 
-    def compute(self, piece: Piece) -> None:
+    def compute(self, piece: ShardedCompute) -> None:
         results: dict[Tensor, list[Array]] = {t: [] for t in piece.compute.outputs}
         for rank in range(self.stage.mesh.ranks):
             known = {t: self._poisoned(t, spread, rank) for t, spread in piece.reads.items()}

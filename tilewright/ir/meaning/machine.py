@@ -36,7 +36,7 @@ BLOCK = 1 << 22  # elements of one evaluated block: 32 MB at eight bytes, a hand
 
 
 @dataclass
-class Machine:
+class TensorValues:
     """Values of tensors while computes run. `steps` binds the axes of the scans around."""
 
     tensors: dict[Tensor, np.ndarray]
@@ -325,7 +325,7 @@ class Machine:
 
     def _scan(self, compute: Scan) -> list[np.ndarray]:
         count = self.extent(compute.axis.extent)
-        inner = Machine(dict(self.tensors), self.symbols, self.wide, dict(self.steps), self.flush)
+        inner = TensorValues(dict(self.tensors), self.symbols, self.wide, dict(self.steps), self.flush)
         carried = [self._array(t) for t in compute.initial]
         stacks = [np.empty((count, *self.shape(t)), self.working(t.dtype)) for t, _ in compute.stacked]
         for step in reversed(range(count)) if compute.reverse else range(count):
@@ -392,7 +392,7 @@ class Machine:
 
     def _branch(self, program: Program, values: Sequence[np.ndarray]) -> list[np.ndarray]:
         tensors = {**program.constants, **dict(zip(program.inputs, values, strict=True))}
-        inner = Machine(tensors, self.symbols, self.wide, self.steps, self.flush)
+        inner = TensorValues(tensors, self.symbols, self.wide, self.steps, self.flush)
         inner.run(program.computes)
         return [inner.tensors[t] for t in program.outputs]
 

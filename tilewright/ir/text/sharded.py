@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tilewright.ir.forms.expr import Axis
 from tilewright.ir.forms.mesh import Mesh, Spread
-from tilewright.ir.forms.sharded import Exchange, Piece, Sharded
+from tilewright.ir.forms.sharded import Exchange, Sharded, ShardedCompute
 from tilewright.ir.forms.tensor import Tensor
 
 
@@ -36,7 +36,7 @@ def _cut(cut: Axis | Tensor) -> str:
     return f"{cut.name}:{cut.extent}" if isinstance(cut, Axis) else f"rows of {cut.name}"
 
 
-def _piece(piece: Piece, mesh: Mesh) -> str:
+def _piece(piece: ShardedCompute, mesh: Mesh) -> str:
     names = ", ".join(t.name for t in piece.compute.outputs)
     read = "; ".join(f"{t.name} {spread_text(s, mesh)}" for t, s in piece.reads.items())
     return f"{names}: {cuts_text(piece.cuts, mesh)}; gives {spread_text(piece.gives, mesh)}; reads {read or 'nothing'}"

@@ -18,7 +18,7 @@ from tilewright.ir.forms.graph import Node
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.ops.builder import Builder, Shape, clamp, dims, expect, reindex, wrapped
 from tilewright.ops.registry import operator
-from tilewright.ops.sorting.network import combined, sorted_pairs, sorts, writers
+from tilewright.ops.sorting.bitonic import combined, sorted_pairs, sorts, writers
 
 MOST_COMPARISONS = 1 << 32  # of places with indices: some seconds
 MOST_PLACES = 1 << 24  # of a table of who writes where

@@ -14,7 +14,7 @@ from tilewright.ir.forms.tensor import Tensor
 from tilewright.ops.builder import Builder, clamp, dims, reindex
 from tilewright.ops.movement.shape import reshaped
 from tilewright.ops.registry import operator
-from tilewright.ops.sorting.network import order, running, sorts
+from tilewright.ops.sorting.bitonic import order, running, sorts
 from tilewright.ops.sorting.sorting import MOST_COMPARISONS, ordered
 
 _COLUMNS = 8  # of slices that are sorted: a network for each

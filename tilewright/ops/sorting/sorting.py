@@ -14,7 +14,7 @@ from tilewright.ir.forms.tensor import Tensor
 from tilewright.ops.builder import Builder, clamp, dims
 from tilewright.ops.reductions.reduction import reduced_shape
 from tilewright.ops.registry import operator
-from tilewright.ops.sorting.network import order, sorts
+from tilewright.ops.sorting.bitonic import order, sorts
 
 MOST_COMPARISONS = 1 << 33  # some seconds
 

@@ -20,7 +20,7 @@ from tilewright.ir.forms.graph import Graph, Node
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.ops.builder import Builder, dims, kernel_calls
 from tilewright.ops.movement.sequence import Sequence
-from tilewright.ops.steps.regions import Step, branch, if_region, loop_region
+from tilewright.ops.steps.regions import LoopStep, branch, if_region, loop_region
 
 Scope = dict[str, Any]  # a Tensor or a Sequence of them by its name in the graph
 RunBody = Callable[[Graph, Scope], list[Tensor]]  # lowers a body with its own names bound, gives its outputs
@@ -137,9 +137,9 @@ def _scan(b: Builder, node: Node, arguments: list[Tensor | None], run: RunBody) 
     def one_step(number: Expr, carry: list[Tensor]) -> list[Tensor]:
         return run(body, _bind(body, [*carry, *slices(number)]))
 
-    def counted(number: Tensor, carry: list[Tensor]) -> Step:
+    def counted(number: Tensor, carry: list[Tensor]) -> LoopStep:
         outputs = one_step(load(number, ()), carry)
-        return Step(None, outputs[: len(start)], outputs[len(start) :])
+        return LoopStep(None, outputs[: len(start)], outputs[len(start) :])
 
     try:
         made = _steps(b, node, step, steps, start, lambda carry: one_step(var(step), carry), 0)
@@ -315,12 +315,12 @@ def _as_region(
 
     always = b.constant(np.asarray(True), "true")  # in a step that is made, the condition holds
 
-    def one_step(number: Tensor, carry: list[Tensor]) -> Step:
+    def one_step(number: Tensor, carry: list[Tensor]) -> LoopStep:
         outputs = run(body, _bind(body, [number, always, *carry]))
         b.enter(node)
         if any(isinstance(t, Sequence) for t in outputs):
             raise b.unsupported("its steps hand on sequences")
-        return Step(outputs[0], outputs[1 : 1 + len(start)], outputs[1 + len(start) :])
+        return LoopStep(outputs[0], outputs[1 : 1 + len(start)], outputs[1 + len(start) :])
 
     b.enter(node)
     made = loop_region(b, limit, condition, start, one_step)

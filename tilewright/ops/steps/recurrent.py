@@ -23,8 +23,9 @@ Parts = tuple[Tensor | None, Tensor | None, Tensor | None]  # all hidden states,
 
 ToBytes = Callable[[str, Tensor], tuple[Compute, ...]]  # computes whose last gives a tensor rounded to 8 bits
 
+
 @dataclass(frozen=True)
-class Layer:
+class RecurrentLayer:
     """What the three cells share. `weight` is [directions, gates * hidden, inputs], as ONNX stores it."""
 
     x: Tensor
@@ -58,7 +59,7 @@ def _layer(
     recurrence: Tensor,
     bias: Tensor | None,
     lengths: Tensor | None,
-) -> Layer:
+) -> RecurrentLayer:
     hidden = dims(recurrence)[2]
     if x.rank != 3 or dims(weight)[1] != gates * hidden or dims(weight)[2] != dims(x)[2]:
         raise b.invalid(f"input {list(dims(x))} does not fit weights {list(dims(weight))}")
@@ -73,7 +74,7 @@ def _layer(
     expect(b, "B", bias, (dims(weight)[0], 2 * gates * hidden))
     expect(b, "R", recurrence, (dims(weight)[0], gates * hidden, hidden))
     wide = dtypes.accumulator(x.dtype)
-    return Layer(x, weight, bias, gates, hidden, steps, batch, batch_first, wide, lengths)
+    return RecurrentLayer(x, weight, bias, gates, hidden, steps, batch, batch_first, wide, lengths)
 
 
 def _of_direction(
@@ -122,7 +123,7 @@ def _clipped(function: Callable[[Expr], Expr], limit: float) -> Callable[[Expr],
     return lambda x: function(minimum(maximum(x, -limit), limit))
 
 
-def _projection(b: Builder, layer: Layer, d: Direction, recurrent_bias: Callable[[int], bool]) -> Tensor:
+def _projection(b: Builder, layer: RecurrentLayer, d: Direction, recurrent_bias: Callable[[int], bool]) -> Tensor:
     """x W^T + bias for all steps, [steps, batch, gates, hidden].
 
     `recurrent_bias(gate)` says whether the gate's recurrent bias may be added here already.
@@ -154,7 +155,7 @@ def _projection(b: Builder, layer: Layer, d: Direction, recurrent_bias: Callable
     return b.map(f"{d.hint}_input", shape, lambda t, n, g, j: b.read(total, (t, n, g, j)) + b.read(shift, (g, j)))
 
 
-def _initial(b: Builder, layer: Layer, d: Direction, hint: str, given: Tensor | None) -> Tensor:
+def _initial(b: Builder, layer: RecurrentLayer, d: Direction, hint: str, given: Tensor | None) -> Tensor:
     if given is None:
         return b.filled((layer.batch, layer.hidden), 0, layer.wide, f"{d.hint}_{hint}")
 
@@ -169,7 +170,7 @@ def _initial(b: Builder, layer: Layer, d: Direction, hint: str, given: Tensor | 
 
 
 def _recurrence(
-    b: Builder, layer: Layer, hint: str, d: Direction, state: Tensor, matrix: Tensor, count: int
+    b: Builder, layer: RecurrentLayer, hint: str, d: Direction, state: Tensor, matrix: Tensor, count: int
 ) -> Compute:
     """state R^T for `count` gates: [batch, gates, hidden], or [batch, hidden] for one gate."""
     hidden = layer.hidden
@@ -182,7 +183,9 @@ def _recurrence(
     return b.reduce_compute(f"{d.hint}_{hint}", shape, (hidden,), element, "add")
 
 
-def _joined(b: Builder, node: Node, layer: Layer, place: int, hint: str, parts: list[Tensor | None]) -> Tensor | None:
+def _joined(
+    b: Builder, node: Node, layer: RecurrentLayer, place: int, hint: str, parts: list[Tensor | None]
+) -> Tensor | None:
     """The directions of one output put together in ONNX's axis order; None where the node does not want it."""
     wanted = [p for p in parts if p is not None]
     if not wanted:
@@ -237,7 +240,7 @@ def lstm(
 def _lstm_direction(
     b: Builder,
     node: Node,
-    layer: Layer,
+    layer: RecurrentLayer,
     d: Direction,
     recurrence: Tensor,
     initial: tuple[Tensor | None, Tensor | None],
@@ -298,7 +301,7 @@ def gru(
 
 
 def _gru_reset_before(
-    b: Builder, node: Node, layer: Layer, d: Direction, recurrence: Tensor, initial: Tensor | None
+    b: Builder, node: Node, layer: RecurrentLayer, d: Direction, recurrence: Tensor, initial: Tensor | None
 ) -> Parts:
     """The reset gate applies to the state before its product: two contractions, one after the other."""
     gate, squash = d.functions
@@ -329,7 +332,7 @@ def _gru_reset_before(
 
 
 def _gru_reset_after(
-    b: Builder, node: Node, layer: Layer, d: Direction, recurrence: Tensor, initial: Tensor | None
+    b: Builder, node: Node, layer: RecurrentLayer, d: Direction, recurrence: Tensor, initial: Tensor | None
 ) -> Parts:
     """The reset gate applies to the product: one contraction gives all gates."""
     gate, squash = d.functions
@@ -373,7 +376,7 @@ def rnn(
 
 
 def _rnn_direction(
-    b: Builder, node: Node, layer: Layer, d: Direction, recurrence: Tensor, initial: Tensor | None
+    b: Builder, node: Node, layer: RecurrentLayer, d: Direction, recurrence: Tensor, initial: Tensor | None
 ) -> Parts:
     given = _projection(b, layer, d, lambda g: True)
     step = Axis("t", layer.steps)
@@ -392,7 +395,7 @@ def _rnn_direction(
 def _scan(
     b: Builder,
     node: Node,
-    layer: Layer,
+    layer: RecurrentLayer,
     d: Direction,
     step: Axis,
     start: tuple[Tensor, ...],
@@ -418,7 +421,12 @@ def _scan(
 
 
 def _ended(
-    b: Builder, layer: Layer, d: Direction, step: Axis, carry: tuple[Tensor, ...], following: tuple[Tensor, ...]
+    b: Builder,
+    layer: RecurrentLayer,
+    d: Direction,
+    step: Axis,
+    carry: tuple[Tensor, ...],
+    following: tuple[Tensor, ...],
 ) -> tuple[list[Compute], tuple[Tensor, ...], Tensor]:
     """Beyond its end a sequence keeps its states and gives zeros. Backwards it begins there."""
     lengths = layer.lengths
@@ -444,7 +452,7 @@ def _ended(
     return [*kept, shown], tuple(m.output for m in kept), shown.output
 
 
-def _outputs(b: Builder, node: Node, layer: Layer, found: list[Parts]) -> tuple[Tensor | None, ...]:
+def _outputs(b: Builder, node: Node, layer: RecurrentLayer, found: list[Parts]) -> tuple[Tensor | None, ...]:
     return (
         _joined(b, node, layer, 0, "", [p[0] for p in found]),
         _joined(b, node, layer, 1, "last_h", [p[1] for p in found]),

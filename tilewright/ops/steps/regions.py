@@ -14,7 +14,7 @@ from tilewright.ops.builder import Builder, dims
 
 
 @dataclass(frozen=True)
-class Step:
+class LoopStep:
     """What one step of a loop gives: whether another may follow (None: it does), the next states, what is stacked."""
 
     goes_on: Tensor | None
@@ -23,14 +23,14 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Inner:
+class InnerGraph:
     """The computes of a body or a branch, and what it gives."""
 
     computes: list[Compute]
     outputs: list[Tensor]
 
 
-Body = Callable[[Tensor, list[Tensor]], Step]  # of the step's number and of the states
+Body = Callable[[Tensor, list[Tensor]], LoopStep]  # of the step's number and of the states
 
 
 def loop_region(
@@ -51,7 +51,7 @@ def loop_region(
         stacks = [_with_row(b, room, number, row) for room, row in zip(rooms, step.stacked, strict=True)]
         carried = [goes_on, number, *carry, *rooms]
         outside, inside = _apart(b.computes, carried)
-        inner = _owned(b, Inner(inside, [again, advanced, *step.following, *stacks]))
+        inner = _owned(b, InnerGraph(inside, [again, advanced, *step.following, *stacks]))
     except BudgetError:
         raise
     except UnsupportedError:
@@ -74,17 +74,17 @@ def loop_region(
     return finals[2:end], finals[end:]
 
 
-def branch(b: Builder, run: Callable[[], list[Tensor]]) -> Inner:
+def branch(b: Builder, run: Callable[[], list[Tensor]]) -> InnerGraph:
     """A branch as it is lowered."""
     outer, b.computes = b.computes, []
     try:
         outputs = run()
-        return Inner(b.computes, outputs)
+        return InnerGraph(b.computes, outputs)
     finally:
         b.computes = outer
 
 
-def if_region(b: Builder, condition: Tensor, branches: Sequence[Inner]) -> list[Tensor]:
+def if_region(b: Builder, condition: Tensor, branches: Sequence[InnerGraph]) -> list[Tensor]:
     """One of two branches, which give the same shapes."""
     chosen = b.map("chosen", (), lambda: b.read(condition, (0,) * condition.rank)) if condition.rank else condition
     owned = [_owned(b, inner) for inner in branches]
@@ -95,7 +95,7 @@ def if_region(b: Builder, condition: Tensor, branches: Sequence[Inner]) -> list[
     return results
 
 
-def _rooms(b: Builder, limit: Tensor | None, condition: Tensor | None, step: Step) -> list[Tensor] | None:
+def _rooms(b: Builder, limit: Tensor | None, condition: Tensor | None, step: LoopStep) -> list[Tensor] | None:
     """What a loop carries for its stacks; None where the data decide how many rows they have, or nothing ends it."""
     may_end = step.goes_on is not None and b.value(step.goes_on) is None
     may_not_begin = condition is not None and b.value(condition) is None
@@ -147,7 +147,7 @@ def _apart(computes: Sequence[Compute], carried: Sequence[Tensor]) -> tuple[list
     return [c for c in computes if c in kept], [c for c in computes if c not in kept]
 
 
-def _owned(b: Builder, inner: Inner) -> Inner:
+def _owned(b: Builder, inner: InnerGraph) -> InnerGraph:
     """The same without what nobody reads, each output computed inside and given once: constants, tensors from outside,
     states and those given before are copied."""
     computes = list(inner.computes)
@@ -165,16 +165,16 @@ def _owned(b: Builder, inner: Inner) -> Inner:
         if not wanted.isdisjoint(compute.outputs):
             alive.append(compute)
             wanted.update(reads(compute))
-    return Inner(alive[::-1], outputs)
+    return InnerGraph(alive[::-1], outputs)
 
 
-def _captured(b: Builder, inner: Inner, carried: Sequence[Tensor]) -> list[Tensor]:
+def _captured(b: Builder, inner: InnerGraph, carried: Sequence[Tensor]) -> list[Tensor]:
     """What a body reads of the Program around it."""
     own = {t for c in inner.computes for t in c.outputs} | set(carried) | b.constants.keys()
     return list(dict.fromkeys(t for c in inner.computes for t in reads(c) if t not in own))
 
 
-def _program(b: Builder, inputs: Sequence[Tensor], inner: Inner) -> Program:
+def _program(b: Builder, inputs: Sequence[Tensor], inner: InnerGraph) -> Program:
     read = {t for c in inner.computes for t in reads(c)}
     constants = {t: a for t, a in b.constants.items() if t in read}
     return Program(tuple(inputs), tuple(inner.outputs), tuple(inner.computes), constants)

@@ -9,7 +9,7 @@ from tilewright.ir.forms.tensor import Tensor
 from tilewright.ops.builder import Builder, dims
 from tilewright.ops.reductions.contraction import product, same_type, widened
 from tilewright.ops.registry import operator
-from tilewright.ops.windows.geometry import Window, geometry, windows
+from tilewright.ops.windows.geometry import SlidingAxis, geometry, windows
 from tilewright.ops.windows.transposed import transposed
 
 
@@ -59,7 +59,7 @@ def _check_kernel(b: Builder, node: Node, weight: Tensor) -> None:
         raise b.invalid(f"kernel_shape {list(kernel)} is not that of its weights {list(dims(weight))}")
 
 
-def _read(x: Tensor, image: Expr, channel: Expr, places: list[Expr], shape: list[Window]) -> Expr:
+def _read(x: Tensor, image: Expr, channel: Expr, places: list[Expr], shape: list[SlidingAxis]) -> Expr:
     conditions = [c for w, p in zip(shape, places, strict=True) for c in w.inside(p)]
     value = load(x, (image, channel, *places))
     return select(all_of(conditions), value, const(0, x.dtype)) if conditions else value
@@ -95,7 +95,7 @@ def conv_transpose(b: Builder, node: Node, x: Tensor, weight: Tensor, bias: Tens
     return _finished(b, total, bias, x)
 
 
-def _transposed_windows(b: Builder, node: Node, sizes: tuple[int, ...], kernel: tuple[int, ...]) -> list[Window]:
+def _transposed_windows(b: Builder, node: Node, sizes: tuple[int, ...], kernel: tuple[int, ...]) -> list[SlidingAxis]:
     rank = len(sizes)
     strides, dilations, pads = geometry(b, node, rank)
     extra = [int(v) for v in node.attributes.get("output_padding", [0] * rank)]
@@ -116,5 +116,5 @@ def _transposed_windows(b: Builder, node: Node, sizes: tuple[int, ...], kernel: 
             out = full - begin - end
         if out < 0:
             raise b.invalid(f"pads {begin} and {end} take away more than the {full} places of axis {axis}")
-        result.append(Window(sizes[axis], kernel[axis], stride, dilation, begin, end, out))
+        result.append(SlidingAxis(sizes[axis], kernel[axis], stride, dilation, begin, end, out))
     return result

@@ -11,7 +11,7 @@ from tilewright.ops.builder import Builder
 
 
 @dataclass(frozen=True)
-class Window:
+class SlidingAxis:
     """One spatial axis: `size` input places, a kernel of `kernel` taps, and `out` positions."""
 
     size: int
@@ -58,7 +58,7 @@ def geometry(b: Builder, node: Node, rank: int) -> tuple[list[int], list[int], l
     return strides, dilations, pads
 
 
-def windows(b: Builder, node: Node, sizes: Sequence[int], kernel: Sequence[int]) -> list[Window]:
+def windows(b: Builder, node: Node, sizes: Sequence[int], kernel: Sequence[int]) -> list[SlidingAxis]:
     """The windows of a node's attributes, one a spatial axis."""
     rank = len(sizes)
     if len(kernel) != rank:
@@ -88,5 +88,5 @@ def windows(b: Builder, node: Node, sizes: Sequence[int], kernel: Sequence[int])
             # a window that would start in the padding behind the input does not count
             if ceil and (out - 1) * stride >= size + begin:
                 out -= 1
-        result.append(Window(size, int(taps), stride, dilation, begin, end, out))
+        result.append(SlidingAxis(size, int(taps), stride, dilation, begin, end, out))
     return result

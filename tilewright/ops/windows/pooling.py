@@ -16,11 +16,11 @@ from tilewright.ops.builder import Builder, Shape, dims, one_of
 from tilewright.ops.maps.elementwise import power
 from tilewright.ops.reductions.reduction import exceeds_first
 from tilewright.ops.registry import operator
-from tilewright.ops.windows.geometry import Window, windows
+from tilewright.ops.windows.geometry import SlidingAxis, windows
 
 
 def _pooled(
-    b: Builder, hint: str, x: Tensor, shape: list[Window], operator: str, term: Callable[[Expr], Expr]
+    b: Builder, hint: str, x: Tensor, shape: list[SlidingAxis], operator: str, term: Callable[[Expr], Expr]
 ) -> Tensor:
     """`term` of every tap, reduced; taps outside the image count as the neutral element."""
 
@@ -33,11 +33,11 @@ def _pooled(
     return b.reduce(hint, _out(x, shape), [w.kernel for w in shape], element, operator)
 
 
-def _out(x: Tensor, shape: list[Window]) -> Shape:
+def _out(x: Tensor, shape: list[SlidingAxis]) -> Shape:
     return (*dims(x)[:2], *(w.out for w in shape))
 
 
-def _windows(b: Builder, node: Node, x: Tensor) -> list[Window]:
+def _windows(b: Builder, node: Node, x: Tensor) -> list[SlidingAxis]:
     """The windows of a pooling node, none of which may lie in the padding alone."""
     if x.rank < 3:
         raise b.invalid(f"cannot pool shape {list(dims(x))}: it has no spatial axes")
@@ -61,7 +61,7 @@ def max_pool(b: Builder, node: Node, x: Tensor) -> Tensor | tuple[Tensor, Tensor
     return _max_pool_places(b, node, x, shape)
 
 
-def _max_pool_places(b: Builder, node: Node, x: Tensor, shape: list[Window]) -> tuple[Tensor, Tensor]:
+def _max_pool_places(b: Builder, node: Node, x: Tensor, shape: list[SlidingAxis]) -> tuple[Tensor, Tensor]:
     """Maxima and where they were: a reduction of (value, place) pairs, the first place winning ties."""
     dtype = x.dtype
     av, bv = state("a0", dtype), state("b0", dtype)
@@ -118,13 +118,13 @@ def global_lp_pool(b: Builder, node: Node, x: Tensor) -> Tensor:
     return _norm(b, x, float(node.attributes.get("p", 2)), _whole(x))
 
 
-def _norm(b: Builder, x: Tensor, p: float, shape: list[Window]) -> Tensor:
+def _norm(b: Builder, x: Tensor, p: float, shape: list[SlidingAxis]) -> Tensor:
     total = _pooled(b, "sum", x, shape, "add", lambda v: power(op("abs", _wide(v)), p))
     return b.map("", dims(total), lambda *i: cast(power(b.read(total, i), 1 / p), x.dtype))
 
 
-def _whole(x: Tensor) -> list[Window]:
-    return [Window(n, n, 1, 1, 0, 0, 1) for n in dims(x)[2:]]
+def _whole(x: Tensor) -> list[SlidingAxis]:
+    return [SlidingAxis(n, n, 1, 1, 0, 0, 1) for n in dims(x)[2:]]
 
 
 def _over_image(b: Builder, hint: str, x: Tensor, operator: str, term: Callable[[Expr], Expr]) -> Tensor:

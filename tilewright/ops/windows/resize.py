@@ -18,7 +18,7 @@ _WRITTEN_OUT = 4  # taps up to which the sum is written out; more become a reduc
 
 
 @dataclass(frozen=True)
-class Sampling:
+class AxisSampling:
     """How one axis is sampled."""
 
     size: int
@@ -45,7 +45,7 @@ def resize_by_scales(b: Builder, node: Node, x: Tensor, scales: Tensor) -> Tenso
 
 def _old(b: Builder, node: Node, x: Tensor, scales: list[float]) -> Tensor:
     """Before operator set 11 coordinates were the output's divided by the scale, and nearest rounded down."""
-    axes = [Sampling(n, math.floor(n * _scale(b, s)), s) for n, s in zip(dims(x), scales, strict=True)]
+    axes = [AxisSampling(n, math.floor(n * _scale(b, s)), s) for n, s in zip(dims(x), scales, strict=True)]
     attributes = {
         "mode": node.attributes.get("mode", "nearest"),
         "coordinate_transformation_mode": "asymmetric",
@@ -75,7 +75,8 @@ def resize(
     if roi is not None and node.attributes.get("coordinate_transformation_mode") == "tf_crop_and_resize":
         region = [float(v) for v in b.known(roi, "roi").ravel()]
     axes = {
-        a: Sampling(dims(x)[a], outs[k], factors[k], region[k], region[k + len(chosen)]) for k, a in enumerate(chosen)
+        a: AxisSampling(dims(x)[a], outs[k], factors[k], region[k], region[k + len(chosen)])
+        for k, a in enumerate(chosen)
     }
     return _resized(b, dict(node.attributes), x, axes)
 
@@ -96,7 +97,7 @@ def _sized(node: Node, given: list[int], wanted: list[int]) -> tuple[list[int], 
     return [math.floor(n * scale + 0.5) for n in given], [scale] * len(given)
 
 
-def _resized(b: Builder, attributes: dict, x: Tensor, axes: dict[int, Sampling]) -> Tensor:
+def _resized(b: Builder, attributes: dict, x: Tensor, axes: dict[int, AxisSampling]) -> Tensor:
     mode = attributes.get("mode", "nearest")
     if mode not in ("nearest", "linear", "cubic"):
         raise b.unsupported(f"mode '{mode}' is not known; use nearest, linear or cubic")
@@ -119,7 +120,7 @@ def _resized(b: Builder, attributes: dict, x: Tensor, axes: dict[int, Sampling])
     return _filled(b, result, outside, fill)
 
 
-def _coordinates(b: Builder, attributes: dict, s: Sampling) -> np.ndarray:
+def _coordinates(b: Builder, attributes: dict, s: AxisSampling) -> np.ndarray:
     """Where every output place lies in the input."""
     mode = attributes.get("coordinate_transformation_mode", "half_pixel")
     if s.out > MOST_KNOWN:
@@ -173,7 +174,7 @@ def _index(b: Builder, axis: int, places: np.ndarray) -> Callable[[Expr], Expr]:
     return lambda i: b.read(table, (i,))
 
 
-def _taps(attributes: dict, mode: str, where: np.ndarray, s: Sampling) -> tuple[np.ndarray, np.ndarray]:
+def _taps(attributes: dict, mode: str, where: np.ndarray, s: AxisSampling) -> tuple[np.ndarray, np.ndarray]:
     """Input places and weights of every output place, [out, taps]."""
     shrink = min(s.scale, 1.0) if attributes.get("antialias", 0) else 1.0
     reach = (1 if mode == "linear" else 2) / shrink

@@ -17,7 +17,7 @@ from tilewright.ir.forms.expr import Expr, all_of, const, le, load, lt, select
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.ops.builder import Builder, dims
 from tilewright.ops.reductions.contraction import product
-from tilewright.ops.windows.geometry import Window
+from tilewright.ops.windows.geometry import SlidingAxis
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,14 @@ class _Phases:
     count: int
     start: int
     step: int  # between taps of a phase
-    window: Window  # over the input, a position for every stride outputs
+    window: SlidingAxis  # over the input, a position for every stride outputs
 
     def tap(self, phase: Expr, place: Expr) -> Expr:
         """The tap of the model that a phase, counted from the first, has at a place of its window."""
         return phase + self.start + (self.window.kernel - 1 - place) * self.step
 
 
-def transposed(b: Builder, hint: str, x: Tensor, weight: Tensor, shape: Sequence[Window], group: int) -> Tensor:
+def transposed(b: Builder, hint: str, x: Tensor, weight: Tensor, shape: Sequence[SlidingAxis], group: int) -> Tensor:
     """The sum alone, axes (n, co, spatial...), in the accumulator type."""
     outputs = dims(weight)[1] * group
     axes = [_phases(w) for w in shape]
@@ -67,7 +67,7 @@ def transposed(b: Builder, hint: str, x: Tensor, weight: Tensor, shape: Sequence
     return b.map(hint, out, element)
 
 
-def _phases(window: Window) -> list[_Phases]:
+def _phases(window: SlidingAxis) -> list[_Phases]:
     """All phases of an axis, those that differ in tap and position alone together."""
     stride, common = window.stride, gcd(window.stride, window.dilation)
     step, dilation = stride // common, window.dilation // common
@@ -82,7 +82,7 @@ def _phases(window: Window) -> list[_Phases]:
         taps = len(range(start, window.kernel, step)) if phase in starts else 0
         reach = (phase - start * window.dilation) // stride if taps else 0
         begin = (taps - 1) * dilation - first - reach
-        over = Window(window.size, taps, 1, dilation, begin, 0, count)
+        over = SlidingAxis(window.size, taps, 1, dilation, begin, 0, count)
         last = found[-1] if found else None
         if last is not None and last.window == over and (taps == 0 or last.start + last.count == start):
             found[-1] = _Phases(last.first, last.count + end - phase, last.start, step, over)
@@ -91,7 +91,7 @@ def _phases(window: Window) -> list[_Phases]:
     return found
 
 
-def _among(phases: Sequence[Expr], choice: Sequence[_Phases], shape: Sequence[Window]) -> Expr:
+def _among(phases: Sequence[Expr], choice: Sequence[_Phases], shape: Sequence[SlidingAxis]) -> Expr:
     """Whether phases are among the chosen."""
     conditions = []
     for phase, found, window in zip(phases, choice, shape, strict=True):

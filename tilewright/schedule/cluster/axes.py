@@ -25,7 +25,7 @@ Admitted = Mapping[Compute, Sequence[Cuts]]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AxesOutcome:
     """How every compute is cut: bytes of weights that are not shared out as asked, and seconds."""
 
     over: int
@@ -34,11 +34,11 @@ class Outcome:
     is_least: bool  # of what was looked at
     sections: tuple[float, ...] = ()  # the seconds of each
 
-    def is_better(self, other: Outcome, gain: float = 0.0) -> bool:
+    def is_better(self, other: AxesOutcome, gain: float = 0.0) -> bool:
         return (self.over, self.seconds) < (other.over, other.seconds * (1 - gain))
 
 
-Solve = Callable[[Admitted, Sequence[int]], Outcome]
+Solve = Callable[[Admitted, Sequence[int]], AxesOutcome]
 """The best of some ways of every compute, with weights shared out along some mesh axes."""
 
 
@@ -47,10 +47,10 @@ def at_a_time(choices: Choices) -> Admitted:
     return {compute: tuple(product(*each)) for compute, each in choices.items()}
 
 
-def one_by_one(choices: Choices, axes: Sequence[int], solve: Solve) -> Outcome:
+def one_by_one(choices: Choices, axes: Sequence[int], solve: Solve) -> AxesOutcome:
     """One mesh axis after the other in both orders, and then from the better one on."""
-    found: list[Outcome] = []
-    ended: list[Outcome] = []
+    found: list[AxesOutcome] = []
+    ended: list[AxesOutcome] = []
     for order in (tuple(axes), tuple(reversed(axes))):
         now: Mapping[Compute, Cuts] = {compute: (None,) * len(each) for compute, each in choices.items()}
         for number, axis in enumerate(order):
@@ -74,7 +74,7 @@ def _along(axis: int, choices: Choices, now: Mapping[Compute, Cuts]) -> Admitted
             for compute, each in choices.items()}  # fmt: skip
 
 
-def _met(choices: Choices, found: Collection[Outcome]) -> Admitted:
+def _met(choices: Choices, found: Collection[AxesOutcome]) -> Admitted:
     """What some outcome has, and that with two mesh axes in each other's place: those of the best outcomes, if many."""
     admitted: dict[Compute, tuple[Cuts, ...]] = {}
     best_first = sorted(found, key=lambda outcome: (outcome.over, outcome.seconds))

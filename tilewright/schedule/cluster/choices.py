@@ -24,7 +24,7 @@ _DONE, _IMPOSSIBLE = 0, 2  # as scipy says how a search ended
 _SWEEPS = 20  # over all nodes, of looking for better choices one by one
 
 
-class Found(NamedTuple):
+class FoundChoices(NamedTuple):
     """A choice of every node and its seconds; the least there are, unless a search ended at its bound."""
 
     seconds: float
@@ -33,7 +33,7 @@ class Found(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Reader:
+class TensorReader:
     """A node that reads a tensor; `needs` has for each of its choices which of the hub's needs that is."""
 
     node: int
@@ -47,7 +47,7 @@ class Hub:
 
     maker: int | None
     gives: tuple[int, ...]
-    readers: tuple[Reader, ...]
+    readers: tuple[TensorReader, ...]
     seconds: tuple[tuple[float, ...], ...]
 
     def cost(self, chosen: Sequence[int]) -> float:
@@ -73,16 +73,16 @@ class Choices:
         return total + sum(hub.cost(chosen) for hub in self.hubs)
 
 
-def solve_by_trying(problem: Choices) -> Found | None:
-    best: Found | None = None
+def solve_by_trying(problem: Choices) -> FoundChoices | None:
+    best: FoundChoices | None = None
     for chosen in product(*(range(len(each)) for each in problem.seconds)):
         cost = problem.cost(chosen)
         if cost < inf and (best is None or cost < best.seconds):
-            best = Found(cost, chosen)
+            best = FoundChoices(cost, chosen)
     return best
 
 
-def solve_step_by_step(problem: Choices, start: Sequence[int] | None = None) -> Found | None:
+def solve_step_by_step(problem: Choices, start: Sequence[int] | None = None) -> FoundChoices | None:
     """From a choice, or that with the fewest bytes, to better ones by changing one node at a time: good, not least."""
     chosen = [each.index(min(each)) for each in problem.bytes] if start is None else list(start)
     if problem.cost(chosen) == inf:
@@ -105,10 +105,10 @@ def solve_step_by_step(problem: Choices, start: Sequence[int] | None = None) -> 
             left -= sizes[chosen[node]] - sizes[own]
         if tuple(chosen) == before:
             break
-    return Found(problem.cost(chosen), tuple(chosen), is_least=False)
+    return FoundChoices(problem.cost(chosen), tuple(chosen), is_least=False)
 
 
-def solve_as_program(problem: Choices, work: int = _WORK, variables: int = _VARIABLES) -> Found | None:
+def solve_as_program(problem: Choices, work: int = _WORK, variables: int = _VARIABLES) -> FoundChoices | None:
     """The same as an integer program: one variable a choice, one a pair of spread and need of every reader, and one a
     pair of every hub that is at least each of its readers'. Its search ends after so many variables of
     linear programs together, and is not begun where one has more than `variables`."""
@@ -133,7 +133,7 @@ def solve_as_program(problem: Choices, work: int = _WORK, variables: int = _VARI
     if found.status != _DONE:
         return solve_step_by_step(problem, chosen)
     cost = problem.cost(chosen)
-    return Found(cost, chosen) if cost < inf else None
+    return FoundChoices(cost, chosen) if cost < inf else None
 
 
 class _Program:
@@ -191,5 +191,3 @@ class _Program:
             if own != shared:
                 for place in range(len(flat)):
                     self._row([(shared + place, 1.0), (own + place, -1.0)], 0.0, inf)
-
-

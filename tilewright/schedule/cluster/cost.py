@@ -11,7 +11,7 @@ from tilewright.ir.analysis.pieces import axis_ranges, place_bytes
 from tilewright.ir.forms.compute import Compute, Map, Reduce, expressions, reads
 from tilewright.ir.forms.expr import Axis
 from tilewright.ir.forms.mesh import Mesh, Spread
-from tilewright.ir.forms.sharded import Exchange, Piece
+from tilewright.ir.forms.sharded import Exchange, ShardedCompute
 from tilewright.ir.forms.tensor import Tensor, extents
 from tilewright.target import Cluster
 from tilewright.tile_graph.algebra.nest import data_cost
@@ -36,7 +36,7 @@ class Costs:
         tiles of neighbouring computes are."""
         device = self.cluster.device
         at = (0,) * len(self.mesh.axes)
-        ranges = axis_ranges(Piece(compute, strategy.cuts, {}, strategy.gives), self.mesh, at)
+        ranges = axis_ranges(ShardedCompute(compute, strategy.cuts, {}, strategy.gives), self.mesh, at)
         work = _work(compute, {axis: count for axis, (_, count) in ranges.items()})
         near = sum(self.bytes_of(t, strategy.gives) for t in compute.outputs)
         far = 0

@@ -40,7 +40,7 @@ class Shared:
     runs: Runs
 
 
-class Split(NamedTuple):
+class EvenSplit(NamedTuple):
     """By layer which of the groups has it, None where all ranks share it; the seconds of a batch in all its parts, and
     the bytes that a rank may hold for that."""
 
@@ -52,8 +52,8 @@ class Split(NamedTuple):
 class Found(NamedTuple):
     """A split, and one that is much quicker, where a rank may hold more than its share for that."""
 
-    split: Split
-    quicker: Split | None = None
+    split: EvenSplit
+    quicker: EvenSplit | None = None
 
 
 def even_stages(
@@ -73,7 +73,7 @@ def even_stages(
     even = search.quickest(enough)
     if most < inf or (even is not None and even.seconds <= STAGES_WORTH * search.least):
         return None if even is None else Found(even)
-    other: Split | None = None
+    other: EvenSplit | None = None
     room = enough
     while room < LESS_EVEN * max(whole, enough) and search.least * room < _product(other):
         room *= LESS_EVEN
@@ -84,7 +84,7 @@ def even_stages(
     return Found(even, other if even.seconds > STAGES_WORTH * other.seconds else None)
 
 
-def _product(split: Split | None) -> float:
+def _product(split: EvenSplit | None) -> float:
     return inf if split is None else split.seconds * split.room
 
 
@@ -118,9 +118,9 @@ class _Search:
         """The first part of a batch goes through all stages, each further one is as late as the slowest group."""
         return each.seconds + total + (self.parts - 1) * (each.seconds + slowest)
 
-    def quickest(self, room: float) -> Split | None:
+    def quickest(self, room: float) -> EvenSplit | None:
         """Of those in which no rank holds more than there is room for."""
-        best: Split | None = None
+        best: EvenSplit | None = None
         cost = inf
         for least, each in self.known:
             left = room - each.held
@@ -135,7 +135,7 @@ class _Search:
                 seconds = self._in_parts(each, found.total, found.slowest_of_all)
                 if worth * seconds < cost:
                     owners = (None if n in each.layers else group for n, group in enumerate(found.groups))
-                    best, cost = Split(tuple(owners), seconds, room), worth * seconds
+                    best, cost = EvenSplit(tuple(owners), seconds, room), worth * seconds
         return best
 
 

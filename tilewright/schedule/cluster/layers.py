@@ -107,7 +107,7 @@ def _passing(computes: Sequence[Compute]) -> list[int]:
 
 
 @dataclass
-class Priced:
+class PricedLayers:
     """Layers over one mesh as it was decided: what each run of them takes and holds there."""
 
     planner: MeshPlanner
@@ -125,7 +125,7 @@ class Priced:
         size = len(self.layers) + 1
         computing, taking, results = np.full((size, size), inf), np.zeros((size, size)), np.zeros((size, size))
         for first in range(size - 1):
-            run = Run(self, shared)
+            run = LayerRun(self, shared)
             taken = sent = 0.0
             for last in range(first + 1, size):
                 makes = () if last - 1 in shared else [t for c in self.layers[last - 1] for t in c.outputs]
@@ -150,7 +150,7 @@ class Priced:
         """Seconds and bytes on a rank of layers that all ranks share, beside what stages have."""
         total = 0.0
         for first in sorted(n for n in shared if n - 1 not in shared):
-            run, last = Run(self), first
+            run, last = LayerRun(self), first
             while last in shared:
                 takes, last = run.add(last), last + 1
                 total += sum(self.sent(t, self.planner.mesh.ranks - 1) for t in takes if self.made[t] not in shared)
@@ -190,10 +190,10 @@ class Priced:
 
 
 @dataclass
-class Run:
+class LayerRun:
     """Layers of one stage, added one after the other; those that all ranks share are left out."""
 
-    priced: Priced
+    priced: PricedLayers
     shared: AbstractSet[int] = frozenset()
     seconds: float = 0.0  # of computing, and of what the ranks of the stage exchange on the way
     made: dict[Tensor, Spread] = field(default_factory=dict)

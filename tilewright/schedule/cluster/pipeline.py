@@ -11,11 +11,11 @@ from math import ceil, inf, prod
 from tilewright.errors import OptionError
 from tilewright.ir.forms.compute import Compute, Program, reads
 from tilewright.ir.forms.mesh import Spread
-from tilewright.ir.forms.sharded import Exchange, Keep, Sharded, Stage, Step
+from tilewright.ir.forms.sharded import Exchange, Keep, PipelineStage, Sharded, Step
 from tilewright.ir.forms.tensor import Tensor
-from tilewright.ir.forms.training import Training, Turn
+from tilewright.ir.forms.training import Training, TrainingPhase
 from tilewright.schedule.cluster.even import Shared, even_stages
-from tilewright.schedule.cluster.layers import Layer, Priced, Run, grouped, in_layers
+from tilewright.schedule.cluster.layers import Layer, LayerRun, PricedLayers, grouped, in_layers
 from tilewright.schedule.cluster.planner import Decided, MeshPlanner
 from tilewright.schedule.cluster.stages import Fits, Seconds, StagePlan, best_stages
 from tilewright.target import Cluster, Link
@@ -144,7 +144,7 @@ class _Plans:
         else:
             self.layers = in_layers(self.program.computes, {c: way.seconds for c, way in whole.items()},
                                     {c: way.bytes for c, way in whole.items()}, self.most_layers)  # fmt: skip
-        self.priced = [Priced(planner, decided, self.layers, self.along)
+        self.priced = [PricedLayers(planner, decided, self.layers, self.along)
                        for planner, decided in zip(self.planners, self.decided, strict=True)]  # fmt: skip
         self.runs = [each.runs_of_sections(self.sections) if self.sections else each.runs()
                      for number, each in enumerate(self.priced) if number != self.shared]  # fmt: skip
@@ -205,7 +205,7 @@ class _Plans:
         computes = [self._computes(plan) for plan in plans]
         made = [{t for c in own for t in c.outputs} for own in computes]
         read = [{t for c in own for t in (*reads(c), *self._kept(c))} for own in computes]
-        stages: list[Stage] = []
+        stages: list[PipelineStage] = []
         first = 0
         for number, plan in enumerate(plans):
             planner = self.planners[plan.mesh]
@@ -214,7 +214,7 @@ class _Plans:
             later = {t for place, others in enumerate(read) if place != number for t in others}
             steps, turns, keeps = self._steps(plan, computes[number], elsewhere, later)
             own = first if plan.group is None else plan.group * planner.mesh.ranks
-            stages.append(Stage(planner.mesh, 0 if plan.mesh == self.shared else own, steps, 0.0, turns, keeps))
+            stages.append(PipelineStage(planner.mesh, 0 if plan.mesh == self.shared else own, steps, 0.0, turns, keeps))
             first += planner.mesh.ranks
         seconds = self._seconds_of(plans, stages)
         stages = [replace(stage, seconds=each) for stage, each in zip(stages, seconds, strict=True)]
@@ -233,7 +233,7 @@ class _Plans:
             return planner.steps(computes, ways, held, elsewhere, later), (), ()
         steps: list[Step] = []
         ends: list[int] = []
-        for turn in Turn:
+        for turn in TrainingPhase:
             own = [c for c in computes if self.training.turns[c] is turn]
             steps.extend(planner.steps(own, ways, held, elsewhere, later))
             ends.append(len(steps))
@@ -249,15 +249,15 @@ class _Plans:
         own = {c for layer in self.layers[plan.first : plan.last] for c in layer}
         return [c for c in self.program.computes if c in own]
 
-    def _seconds_of(self, plans: Sequence[StagePlan], stages: Sequence[Stage]) -> Iterator[float]:
+    def _seconds_of(self, plans: Sequence[StagePlan], stages: Sequence[PipelineStage]) -> Iterator[float]:
         """Of each stage, with what its ranks do not have from an earlier stage of theirs."""
         if self.training is not None:
             yield from (self.seconds(plan.first, plan.last, plan.mesh) for plan in plans)
             return
         having: dict[Tensor, set[int]] = {}  # ranks
-        made: dict[Tensor, Stage] = {}
+        made: dict[Tensor, PipelineStage] = {}
         for plan, stage in zip(plans, stages, strict=True):
-            run = Run(self.priced[plan.mesh])
+            run = LayerRun(self.priced[plan.mesh])
             for number in range(plan.first, plan.last):
                 run.add(number)
             total = run.seconds + run.whole_again(plan.last)

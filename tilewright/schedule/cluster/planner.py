@@ -12,11 +12,11 @@ from typing import NamedTuple
 from tilewright.errors import InternalError
 from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, reads
 from tilewright.ir.forms.mesh import WHOLE, Mesh, Spread
-from tilewright.ir.forms.sharded import Exchange, Keep, Piece, Step
+from tilewright.ir.forms.sharded import Exchange, Keep, ShardedCompute, Step
 from tilewright.ir.forms.tensor import Tensor, extents
-from tilewright.ir.forms.training import Training, Turn
-from tilewright.schedule.cluster.axes import Admitted, Cuts, Outcome, at_a_time, one_by_one
-from tilewright.schedule.cluster.choices import Choices, Hub, Reader
+from tilewright.ir.forms.training import Training, TrainingPhase
+from tilewright.schedule.cluster.axes import Admitted, AxesOutcome, Cuts, at_a_time, one_by_one
+from tilewright.schedule.cluster.choices import Choices, Hub, TensorReader
 from tilewright.schedule.cluster.cost import Costs
 from tilewright.schedule.cluster.reduced import solve
 from tilewright.schedule.constants import WEIGHTS_NOTHING, WEIGHTS_SLACK, WEIGHTS_SMALL
@@ -144,7 +144,7 @@ class MeshPlanner:
         chosen = {compute: self._admitted(compute, cuts) for compute, cuts in best.cuts.items()}
         return Decided(tuple(sections), best.sections, chosen, remarks)
 
-    def _several_times(self, found: Outcome) -> dict[Tensor, Spread]:
+    def _several_times(self, found: AxesOutcome) -> dict[Tensor, Spread]:
         """Weights that several computes read, each in parts of its own: as the one reads them that takes longest."""
         read: dict[Tensor, list[tuple[float, Spread]]] = {}
         for compute, cuts in found.cuts.items():
@@ -157,7 +157,7 @@ class MeshPlanner:
 
     # --- mesh axes
 
-    def _decided(self, sections: Sequence[Section]) -> tuple[Outcome, tuple[str, ...]]:
+    def _decided(self, sections: Sequence[Section]) -> tuple[AxesOutcome, tuple[str, ...]]:
         """How every compute is cut, and what is to be said of how that was found."""
         axes = [axis for axis, size in enumerate(self.mesh.sizes) if size > 1]
         remarks: list[str] = []
@@ -178,7 +178,7 @@ class MeshPlanner:
         each = [sum(ways[c] ** 2 for c in section.computes) for section in sections]
         return sum(own * ends[i] * ends[i + 1] for i, own in enumerate(each))
 
-    def _outcome(self, sections: Sequence[Section], admitted: Admitted, done: Sequence[int]) -> Outcome:
+    def _outcome(self, sections: Sequence[Section], admitted: Admitted, done: Sequence[int]) -> AxesOutcome:
         """The best of some ways of every compute, with weights shared out along the mesh axes that are done."""
         for compute, cuts in admitted.items():
             found = (self._way(compute, each) for each in cuts)
@@ -247,7 +247,7 @@ class MeshPlanner:
         return Way(strategy, seconds / (self.batch_parts if self._is_update(compute) else 1), size)
 
     def _is_update(self, compute: Compute) -> bool:
-        return self.training is not None and self.training.turns[compute] is Turn.UPDATE
+        return self.training is not None and self.training.turns[compute] is TrainingPhase.UPDATE
 
     def _find_everywhere(self) -> None:
         """What costs less with all that leads to it than one exchange: no rank waits for another's."""
@@ -270,7 +270,7 @@ class MeshPlanner:
     def sections(self) -> list[Section]:
         computes = self.program.computes
         if self.training is not None:
-            computes = tuple(c for c in computes if self.training.turns[c] is Turn.FORWARD)
+            computes = tuple(c for c in computes if self.training.turns[c] is TrainingPhase.FORWARD)
         last = {t: i for i, c in enumerate(computes) for t in reads(c)}
         found: list[Section] = []
         alive: list[Tensor] = []
@@ -299,7 +299,7 @@ class MeshPlanner:
             for t in reads(compute):
                 if t not in self.everywhere and made[t] != number[compute]:
                     crossing[made[t]][t] = crossing[number[compute]][t] = None
-        returned = {t for c in self.program.computes if training.turns[c] is Turn.BACKWARD for t in c.outputs}
+        returned = {t for c in self.program.computes if training.turns[c] is TrainingPhase.BACKWARD for t in c.outputs}
         # what a section takes from the one behind it on the way back: the gradient of what it gives that one
         back = [next((t for t in b if t in a and t in returned), None) for a, b in pairwise(crossing)]
         ends = [None, *back, None]
@@ -315,7 +315,7 @@ class MeshPlanner:
             return [None]
         return list(dict.fromkeys(way.strategy.gives for way in self.ways[self.makers[tensor]]))
 
-    def _chain(self, sections: Sequence[Section]) -> Outcome:
+    def _chain(self, sections: Sequence[Section]) -> AxesOutcome:
         """The sections one behind the other: for every spread of what passes between two of them the best way there."""
         best: Paths = {None: (0.0, [])}
         over = 0
@@ -331,7 +331,7 @@ class MeshPlanner:
         cuts = {c: self.ways[c][n].strategy.cuts for section, found in zip(sections, picked, strict=True)
                 for c, n in zip(section.computes, found.chosen, strict=True)}  # fmt: skip
         each = tuple(found.seconds for found in picked)
-        return Outcome(over, seconds, cuts, all(found.is_least for found in picked), each)
+        return AxesOutcome(over, seconds, cuts, all(found.is_least for found in picked), each)
 
     def _worth(self, reached: Paths, passing: Tensor | None) -> Paths:
         """Without spreads that are sooner reached from another one by an exchange."""
@@ -454,13 +454,13 @@ class MeshPlanner:
     ) -> Hub:  # fmt: skip
         spreads = list(dict.fromkeys(made))
         wanted: dict[tuple[Spread, ...], int] = {}
-        found: list[Reader] = []
+        found: list[TensorReader] = []
         for node in readers:
             needs = [way.strategy.needs[tensor] for way in ways[node]]
-            found.append(Reader(node, tuple(wanted.setdefault(each, len(wanted)) for each in needs)))
+            found.append(TensorReader(node, tuple(wanted.setdefault(each, len(wanted)) for each in needs)))
         if end is not None and maker is not None:
             # whoever asks for the results is a node with one choice
-            found.append(Reader(len(seconds), (wanted.setdefault((end,), len(wanted)),)))
+            found.append(TensorReader(len(seconds), (wanted.setdefault((end,), len(wanted)),)))
             seconds.append((0.0,))
             sizes.append((0,))
         once = self.batch_parts if tensor in self.summed_up or tensor in self.states else 1
@@ -484,9 +484,17 @@ class MeshPlanner:
                 for tensor, needs in decided.ways[compute].strategy.needs.items():
                     if tensor in self.kept:
                         kept[tensor, min(needs, key=lambda spread: self.costs.bytes_of(tensor, spread))] = None
-                    elif tensor in made and turns[compute] is Turn.UPDATE and made[tensor][0] is not Turn.UPDATE:
+                    elif (
+                        tensor in made
+                        and turns[compute] is TrainingPhase.UPDATE
+                        and made[tensor][0] is not TrainingPhase.UPDATE
+                    ):
                         kept[tensor, made[tensor][1]] = None
-                    elif tensor in made and turns[compute] is Turn.BACKWARD and made[tensor][0] is Turn.FORWARD:
+                    elif (
+                        tensor in made
+                        and turns[compute] is TrainingPhase.BACKWARD
+                        and made[tensor][0] is TrainingPhase.FORWARD
+                    ):
                         back[tensor, made[tensor][1]] = None
             found.append((self._sizes(kept), self._sizes(back)))
         return found
@@ -528,7 +536,7 @@ class MeshPlanner:
         whole = Spread.whole(self.mesh)
         more: list[Step] = []
         found: list[Keep] = []
-        read = dict.fromkeys((t, spread) for step in steps if isinstance(step, Piece)
+        read = dict.fromkeys((t, spread) for step in steps if isinstance(step, ShardedCompute)
                              for t, spread in step.reads.items() if t in self.states)  # fmt: skip
         for tensor, spread in read:
             new = self.states[tensor]

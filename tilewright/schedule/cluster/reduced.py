@@ -13,14 +13,21 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewright.schedule.cluster.choices import Choices, Found, Hub, Reader, solve_as_program, solve_by_trying
+from tilewright.schedule.cluster.choices import (
+    Choices,
+    FoundChoices,
+    Hub,
+    TensorReader,
+    solve_as_program,
+    solve_by_trying,
+)
 
 _FEW = 512  # choices that are sooner tried than formulated
 
 Table = NDArray[np.float64]
 
 
-def solve(problem: Choices) -> Found | None:
+def solve(problem: Choices) -> FoundChoices | None:
     """The least seconds and the choices that take them; None where no choice has few enough weights."""
     reduced = Reduced(problem)
     left, nodes = reduced.left()
@@ -28,7 +35,7 @@ def solve(problem: Choices) -> Found | None:
     if found is None:
         return None
     chosen = reduced.whole(nodes, found.chosen)
-    return Found(problem.cost(chosen), chosen, found.is_least)
+    return FoundChoices(problem.cost(chosen), chosen, found.is_least)
 
 
 @dataclass
@@ -106,11 +113,11 @@ class Reduced:
         number = {node: i for i, node in enumerate(nodes)}
         hubs = []
         for hub in self.hubs:
-            readers = tuple(Reader(number[r.node], r.needs) for r in hub.readers)
+            readers = tuple(TensorReader(number[r.node], r.needs) for r in hub.readers)
             hubs.append(Hub(None if hub.maker is None else number[hub.maker], hub.gives, readers, hub.seconds))
         for (first, second), table in self.pairs.items():
             rows = tuple(tuple(float(x) for x in row) for row in table)
-            reader = Reader(number[second], tuple(range(table.shape[1])))
+            reader = TensorReader(number[second], tuple(range(table.shape[1])))
             hubs.append(Hub(number[first], tuple(range(table.shape[0])), (reader,), rows))
         fixed = sum(min(self.problem.bytes[node]) for node in gone)
         seconds = tuple(tuple(float(x) for x in self.costs[node]) for node in nodes)

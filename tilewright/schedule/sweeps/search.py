@@ -57,7 +57,7 @@ class _Way:
 
 
 @dataclass(frozen=True)
-class Room:
+class PartRoom:
     """So many bytes for a part, with `slots` for what goes in and out of it: two where one is copied while the other
     is read or written. Where the level beyond is the same memory (`keeps`), what passes between sweeps counts too, and
     weights, which are then pages of a file, do not."""
@@ -67,7 +67,7 @@ class Room:
     keeps: bool
 
 
-def choose_sweeps(program: Program, room: Room, target: Target) -> tuple[Chosen, ...] | None:
+def choose_sweeps(program: Program, room: PartRoom, target: Target) -> tuple[Chosen, ...] | None:
     """The sweeps that are predicted to take least; None where there are none that fit."""
     if any(not isinstance(e, int) for t in program.tensors() for e in t.shape):
         return None
@@ -77,7 +77,7 @@ def choose_sweeps(program: Program, room: Room, target: Target) -> tuple[Chosen,
 @dataclass
 class _Search:
     program: Program
-    room: Room
+    room: PartRoom
     target: Target
     reach: Reach = field(default_factory=Reach)
     slots: dict[Compute, float] = field(default_factory=dict)  # by compute, of one element

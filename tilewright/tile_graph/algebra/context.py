@@ -29,7 +29,7 @@ class NestContext:
     stepped: Mapping[Tensor, frozenset[int]] = field(default_factory=dict)  # what Scans read step by step
     kinds: dict[Nest, Hashable] | None = None  # `kind_of` nests, once all layouts are settled
     tiles_outer: bool = True  # whether kernels may keep intermediates in the outer cache; those of a Scan's step do not
-    asks_ahead: bool = True  # whether products ask for weights before they need them; plans of older versions do not
+    prefetches: bool = True  # whether products ask for weights before they need them; plans of older versions do not
     hurried: bool = False  # a plan is wanted soon: what is nearly as good is not looked at again
 
     @cached_property
@@ -141,9 +141,7 @@ def kind_of(nest: Nest, context: NestContext) -> Hashable:
     return found
 
 
-def walked_on(
-    nest: Nest, vector: Axis | None, row: Axis | None, context: NestContext
-) -> dict[Axis, tuple[Axis, ...]]:
+def walked_on(nest: Nest, vector: Axis | None, row: Axis | None, context: NestContext) -> dict[Axis, tuple[Axis, ...]]:
     """Axes that register tiles walk on to when they reach the end of the vector axis, or of the row axis."""
     if vector is None or vector not in nest.axes:
         return {}
@@ -159,9 +157,7 @@ def walked_on(
     return memo.runs[layouts]
 
 
-def _run_of_one(
-    nest: Nest, free: Mapping[Axis, Sequence[Axis]], context: NestContext
-) -> dict[Axis, tuple[Axis, ...]]:
+def _run_of_one(nest: Nest, free: Mapping[Axis, Sequence[Axis]], context: NestContext) -> dict[Axis, tuple[Axis, ...]]:
     offsets = [context.offset(n.source, n.indices) for n in nest.loads()]
     offsets += [context.offset(t, nest.place) for t in nest.stores]
     for axis in free:

@@ -13,7 +13,7 @@ from tilewright.ir.forms.compute import Compute, reads
 from tilewright.ir.forms.expr import Axis, Expr, Load, load, rewrite, var
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.tile_graph.algebra.nest import Nest
-from tilewright.tile_graph.plan.form import COPIED, Barrier, Bind, Hold, Leaf, Tile, TileAxis
+from tilewright.tile_graph.plan.form import COPIED, Bind, Hold, Leaf, Tile, TileAxis, UnitBarrier
 
 _MARK = "@"  # between a tensor's name and the number of the place
 _Path = tuple[int, ...]  # of a Tile: its place in each body around it
@@ -45,7 +45,7 @@ class _Homes:
                 self.found.setdefault(node.tensor, {})[inside.get(node.tensor)] = None
 
 
-def told_apart(kernel: Tile) -> Tile:
+def unique_names(kernel: Tile) -> Tile:
     """The kernel with a name of its own for each further place of what it holds at several, and for each copy."""
     leaves = [n for n in kernel.walk() if isinstance(n, Leaf)]
     names = [n.tensor for n in leaves if n.part in ("whole", "step")]
@@ -68,12 +68,12 @@ def told_apart(kernel: Tile) -> Tile:
 
 def once(kernel: Tile) -> Tile:
     """The kernel with every leaf once and without copies: what it computes, however often."""
-    if told_apart(kernel) is kernel:
+    if unique_names(kernel) is kernel:
         return kernel
     seen: set[str] = set()
 
     def below(tile: Tile) -> Tile:
-        body: list[Tile | Leaf | Barrier] = []
+        body: list[Tile | Leaf | UnitBarrier] = []
         again: set[str] = set()
         for node in tile.body:
             if isinstance(node, Leaf) and (node.part == "copy" or (node.part == "whole" and node.tensor in seen)):

@@ -8,7 +8,7 @@ from tilewright.ir.analysis.simplify import simplify
 from tilewright.ir.forms.expr import Axis
 from tilewright.tile_graph.algebra.nest import Nest, roots_of
 from tilewright.tile_graph.algebra.propagate import Box, Range, extent_of, propagate, whole
-from tilewright.tile_graph.plan.form import Barrier, Tile, TileAxis
+from tilewright.tile_graph.plan.form import Tile, TileAxis, UnitBarrier
 
 Limits = dict[Nest, dict[Axis, Range]]  # parts of reductions
 
@@ -21,7 +21,7 @@ def between_barriers(kernel: Tile, nests: Mapping[str, Nest]) -> list[list[Nest]
         for node in tile.body:
             if isinstance(node, Tile):
                 below(node)
-            elif isinstance(node, Barrier):
+            elif isinstance(node, UnitBarrier):
                 groups.append([])
             elif node.part in ("whole", "step", "copy"):
                 groups[-1].append(nests[node.tensor])

@@ -19,7 +19,7 @@ from tilewright.tile_graph.algebra.propagate import Box, Known, Range, extent_of
 
 
 @dataclass(frozen=True)
-class Window:
+class RollingWindow:
     """The part of a nest's axis that the readers of one step need, and how it moves from step to step."""
 
     dim: int  # of the nest's axes
@@ -58,16 +58,16 @@ class Window:
         return low if bounds.upper(low) <= self.extent else simplify(minimum(low, self.extent))
 
 
-def window_of(box: Box, loop: Axis) -> Window | None:
+def window_of(box: Box, loop: Axis) -> RollingWindow | None:
     """How an unclipped box moves with a loop; None where it does not, or not by whole steps along one axis alone."""
-    found: Window | None = None
+    found: RollingWindow | None = None
     for dim, part in enumerate(box):
         advance = linear(part.low).terms.get(var(loop))
         if advance is None:
             continue
         if found is not None or advance < 1 or int(part.size) >= part.extent:
             return None
-        found = Window(dim, part.low, int(part.size), advance, part.extent)
+        found = RollingWindow(dim, part.low, int(part.size), advance, part.extent)
     if found is None or found.overlap < 0 or found.advance < found.overlap:
         return None
     # what lies before the axis is never new
@@ -76,11 +76,11 @@ def window_of(box: Box, loop: Axis) -> Window | None:
 
 def moving_boxes(
     nests: Sequence[Nest], roots: Mapping[Nest, Box], rolling: Sequence[Nest], loop: Axis
-) -> tuple[dict[Nest, Box], dict[Nest, Window]]:
+) -> tuple[dict[Nest, Box], dict[Nest, RollingWindow]]:
     """What every nest computes in one step of a loop, and the windows of those that compute only what is new; a nest
     that is to have one and cannot has none."""
     clipped, free = dict(roots), dict(roots)
-    windows: dict[Nest, Window] = {}
+    windows: dict[Nest, RollingWindow] = {}
     boxes, plain = propagate(nests, clipped), propagate(nests, free, clip=False)
     for nest in sorted(rolling, key=nests.index, reverse=True):
         window = window_of(_chosen(plain[nest], boxes[nest], loop), loop)
@@ -151,16 +151,11 @@ def find_overlaps(nests: Sequence[Nest], tiles: Tiles | None = None) -> tuple[Ov
     return ()
 
 
-def _overlaps(
-    nests: Sequence[Nest], number: int, once: Sequence[Overlap], tiles: Tiles
-) -> list[Overlap]:
+def _overlaps(nests: Sequence[Nest], number: int, once: Sequence[Overlap], tiles: Tiles) -> list[Overlap]:
     """Nests that neighbouring rows of the root share parts of, the last first; with some that are computed once."""
     root = nests[-1]
     origin = tiles.origins(root)[number]
-    box = tuple(
-        Range(var(origin if i == number else _AT), 1, extent_of(a.extent))
-        for i, a in enumerate(root.axes)
-    )
+    box = tuple(Range(var(origin if i == number else _AT), 1, extent_of(a.extent)) for i, a in enumerate(root.axes))
     fixed = {root: box}
     boxes = propagate(nests, fixed, known=tiles.boxes, clip=False)
     for other in once:

@@ -11,7 +11,7 @@ from tilewright.errors import InternalError
 from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, Scan, all_computes, all_tensors, reads
 from tilewright.ir.meaning.instruct import WARP
 from tilewright.target import Cluster, Target
-from tilewright.tile_graph.algebra.occurrences import told_apart
+from tilewright.tile_graph.algebra.occurrences import unique_names
 from tilewright.tile_graph.algebra.propagate import extent_of
 from tilewright.tile_graph.check.leaves import check_axis, check_leaf, check_loops, check_size, matrix_form, reductions
 from tilewright.tile_graph.check.memory import ClusterCheck, check_cases, check_outside, narrowed
@@ -147,7 +147,7 @@ class _Walker:
         if tile.is_kernel:
             check_across(tile, self.computes)
             if has_windows(tile):
-                apart = told_apart(tile)
+                apart = unique_names(tile)
                 check_windows(apart, plan_nests(apart, self.computes))
             self._capacity(tile)
             self.launched.update([tile.name] if not around or not around[-1].is_launch else [])
@@ -157,7 +157,7 @@ class _Walker:
         if self.target is None or not self.measured:
             return
         room = self.target.level(kernel.level).capacity
-        apart = told_apart(kernel)
+        apart = unique_names(kernel)
         nests = plan_nests(apart, self.computes)
         held = held_bytes(apart, nests)
         if held > room:

@@ -7,27 +7,27 @@ from collections.abc import Mapping, Sequence
 from tilewright.ir.forms.compute import Compute, Scan, reads
 from tilewright.ir.meaning.instruct import WARP
 from tilewright.target import Target
-from tilewright.tile_graph.algebra.occurrences import is_copied, told_apart
+from tilewright.tile_graph.algebra.occurrences import is_copied, unique_names
 from tilewright.tile_graph.algebra.own_state import own_axes
-from tilewright.tile_graph.plan.form import COPIED, RUNS, Barrier, Hold, Leaf, Tile
+from tilewright.tile_graph.plan.form import COPIED, RUNS, Hold, Leaf, Tile, UnitBarrier
 from tilewright.tile_graph.plan.leaf_form import ThreadForm
 from tilewright.tile_graph.traffic.held import held_bytes, plan_nests
 
 Around = Sequence[Tile]
 
 
-def stored_below(node: Tile | Leaf | Barrier) -> set[str]:
+def stored_below(node: Tile | Leaf | UnitBarrier) -> set[str]:
     """What leaves compute, or copies bring."""
     if isinstance(node, Tile):
         return {n.tensor for n in node.walk() if isinstance(n, Leaf)}
     return {node.tensor} if isinstance(node, Leaf) else set()
 
 
-def read_below(node: Tile | Leaf | Barrier, computes: Mapping[str, Compute]) -> set[str]:
+def read_below(node: Tile | Leaf | UnitBarrier, computes: Mapping[str, Compute]) -> set[str]:
     """What leaves read; of what they store themselves, what others beside them leave there too."""
     if isinstance(node, Tile):
         return {name for inner in node.body for name in read_below(inner, computes)}
-    if isinstance(node, Barrier):
+    if isinstance(node, UnitBarrier):
         return set()
     if node.part == "copy":
         return {node.tensor}
@@ -38,7 +38,7 @@ def read_below(node: Tile | Leaf | Barrier, computes: Mapping[str, Compute]) -> 
 # --- barriers
 
 
-def check_barrier(barrier: Barrier, around: Around) -> None:
+def check_barrier(barrier: UnitBarrier, around: Around) -> None:
     kernels = [i for i, t in enumerate(around) if t.is_kernel]
     if not kernels:
         raise ValueError("a barrier is part of no kernel")
@@ -60,7 +60,7 @@ def check_resident(kernel: Tile, target: Target, computes: Mapping[str, Compute]
     if kernel.over != "blocks" or not any(_has_barrier(n) for n in kernel.walk()):
         return
     threads = max((n.count for n in kernel.walk() if isinstance(n, Tile)), default=1)
-    apart = told_apart(kernel)
+    apart = unique_names(kernel)
     room = target.level(kernel.level).capacity // max(1, held_bytes(apart, plan_nests(apart, computes)))
     resident = target.units * max(1, min(target.max_threads // threads, room))
     if kernel.tiles > resident:
@@ -68,7 +68,7 @@ def check_resident(kernel: Tile, target: Target, computes: Mapping[str, Compute]
 
 
 def _has_barrier(node: Tile | Leaf) -> bool:
-    return isinstance(node, Tile) and any(isinstance(n, Barrier) for n in node.body)
+    return isinstance(node, Tile) and any(isinstance(n, UnitBarrier) for n in node.body)
 
 
 def check_steps(tile: Tile, around: Around, computes: Mapping[str, Compute]) -> None:
@@ -76,7 +76,7 @@ def check_steps(tile: Tile, around: Around, computes: Mapping[str, Compute]) -> 
     kernel = next((t for t in around if t.is_kernel), None)
     if kernel is None:
         return
-    if not (tile.body and isinstance(tile.body[-1], Barrier)) and not _keeps_to_itself(kernel, tile, computes):
+    if not (tile.body and isinstance(tile.body[-1], UnitBarrier)) and not _keeps_to_itself(kernel, tile, computes):
         raise ValueError(f"the steps of '{tile.scan}' end without a barrier, and the next reads what others leave")
     if any(t.over == "steps" for t in around) or [t.over for t in around if t.over == "order" and t.sizes]:
         raise ValueError(f"a kernel walks the steps of '{tile.scan}' as a whole")
@@ -84,7 +84,7 @@ def check_steps(tile: Tile, around: Around, computes: Mapping[str, Compute]) -> 
 
 def _keeps_to_itself(kernel: Tile, steps: Tile, computes: Mapping[str, Compute]) -> bool:
     """Whether the tiles of a kernel read no more of the state than they left themselves."""
-    scan, nests = computes[steps.scan or ""], plan_nests(told_apart(kernel), computes)
+    scan, nests = computes[steps.scan or ""], plan_nests(unique_names(kernel), computes)
     if kernel.tiles == 1:
         return True
     if not isinstance(scan, Scan):
@@ -105,7 +105,7 @@ def check_across(kernel: Tile, computes: Mapping[str, Compute]) -> None:
         for node in tile.body:
             if isinstance(node, Tile):
                 below(node, held)
-            elif isinstance(node, Barrier):
+            elif isinstance(node, UnitBarrier):
                 number += 1
             else:
                 for name in sorted(read_below(node, computes) & held):

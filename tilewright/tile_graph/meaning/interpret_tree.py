@@ -17,7 +17,7 @@ from tilewright.ir.forms.compute import Program, Reduce, Scan, all_computes, all
 from tilewright.ir.forms.expr import Axis, const
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.ir.meaning.interpret import bind_inputs, bind_symbols
-from tilewright.ir.meaning.machine import Machine
+from tilewright.ir.meaning.machine import TensorValues
 from tilewright.ir.meaning.values import Dims, grid
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import Range
@@ -33,8 +33,8 @@ from tilewright.tile_graph.meaning.outside import (
     span_of,
     whole_span,
 )
-from tilewright.tile_graph.meaning.rooms import Array, Room, Scope
-from tilewright.tile_graph.plan.form import Barrier, Hold, Leaf, Plan, Tile
+from tilewright.tile_graph.meaning.rooms import Array, HeldPart, TileScope
+from tilewright.tile_graph.plan.form import Hold, Leaf, Plan, Tile, UnitBarrier
 
 
 @dataclass
@@ -64,13 +64,13 @@ class _Kernel:
     carrier: Carrier | None
 
 
-class _Values(Machine):
+class _Values(TensorValues):
     """One leaf's arithmetic, reading from the rooms around it."""
 
-    def __init__(self, tree: _Tree, scope: Scope, limits: Mapping[Axis, Range]) -> None:
+    def __init__(self, tree: _Tree, scope: TileScope, limits: Mapping[Axis, Range]) -> None:
         super().__init__({}, tree.symbols, steps=dict(scope.steps))
         self.tree, self.scope, self.limits = tree, scope, limits
-        self.own: dict[Tensor, Room] = {}  # results of the reduction, for the values that follow
+        self.own: dict[Tensor, HeldPart] = {}  # results of the reduction, for the values that follow
 
     def dims(self, axes: Any) -> Dims:
         found = []
@@ -92,9 +92,7 @@ class _Values(Machine):
 
 
 class _Tree:
-    def __init__(
-        self, program: Program, plan: Plan, inputs: Mapping[str, Array], symbols: Mapping[str, int]
-    ) -> None:
+    def __init__(self, program: Program, plan: Plan, inputs: Mapping[str, Array], symbols: Mapping[str, int]) -> None:
         self.program, self.plan, self.symbols = program, plan, symbols
         self.computes = all_computes(program)
         self.tensors = {t.name: t for t in all_tensors(program)}
@@ -106,11 +104,11 @@ class _Tree:
         self.scans = [c for c in program.computes if isinstance(c, Scan)]
         self.following = {t.name: (s, i) for s in self.scans for i, t in enumerate(s.following)}
         self.carried = {t.name: (s, i) for s in self.scans for i, t in enumerate(s.carry)}
-        self.states: dict[tuple[str, int], Room] = {}  # what a Scan takes along, by step
-        self.early: dict[tuple[int, str], Room] = {}  # copies that an earlier kernel started
-        self.shapes = Machine({}, symbols)
+        self.states: dict[tuple[str, int], HeldPart] = {}  # what a Scan takes along, by step
+        self.early: dict[tuple[int, str], HeldPart] = {}  # copies that an earlier kernel started
+        self.shapes = TensorValues({}, symbols)
         level = plan.body.level
-        self.world = Scope({t.name: Room.given(t, level, a) for t, a in bind_inputs(program, inputs).items()})
+        self.world = TileScope({t.name: HeldPart.given(t, level, a) for t, a in bind_inputs(program, inputs).items()})
         left = [*program.outputs, *(t for s in self.scans for t in s.outputs)]
         for tensor in left:
             if tensor.name not in self.world.rooms:
@@ -127,14 +125,14 @@ class _Tree:
     def _actual(self, tensor: Tensor) -> Span:
         return tuple((0, n) for n in self.shapes.shape(tensor))
 
-    def _empty(self, tensor: Tensor, level: str, span: Span) -> Room:
-        return Room.empty(tensor, level, span, tensor.dtype.numpy)
+    def _empty(self, tensor: Tensor, level: str, span: Span) -> HeldPart:
+        return HeldPart.empty(tensor, level, span, tensor.dtype.numpy)
 
     def _count(self, source: str, target: str, size: int) -> None:
         way = (source, target)
         self.counted.moved[way] = self.counted.moved.get(way, 0) + size
 
-    def source(self, tensor: Tensor, scope: Scope) -> Room:
+    def source(self, tensor: Tensor, scope: TileScope) -> HeldPart:
         """Where a leaf reads a tensor: what a Scan takes along is what the step before left."""
         if tensor.name in self.carried:
             scan, number = self.carried[tensor.name]
@@ -151,14 +149,14 @@ class _Tree:
     def _extent(self, scan: Scan) -> int:
         return self.shapes.extent(scan.axis.extent)
 
-    def _state(self, scan: Scan, number: int, step: int) -> Room:
+    def _state(self, scan: Scan, number: int, step: int) -> HeldPart:
         tensor = scan.carry[number]
         if (tensor.name, step) not in self.states:
             self.states[tensor.name, step] = self._empty(tensor, self.plan.body.level, self._actual(tensor))
         return self.states[tensor.name, step]
 
-    def _store(self, tensor: Tensor, span: Span, values: Array, scope: Scope) -> None:
-        rooms: list[tuple[Room, Span, Array]] = []
+    def _store(self, tensor: Tensor, span: Span, values: Array, scope: TileScope) -> None:
+        rooms: list[tuple[HeldPart, Span, Array]] = []
         for scan in self.scans:
             for body, output in scan.stacked:
                 if body.name == tensor.name:
@@ -178,7 +176,9 @@ class _Tree:
 
     # --- tiles
 
-    def _tile(self, tile: Tile, scope: Scope, ranges: Ranges, axes: Axes, kernel: _Kernel | None) -> Iterator[Barrier]:
+    def _tile(
+        self, tile: Tile, scope: TileScope, ranges: Ranges, axes: Axes, kernel: _Kernel | None
+    ) -> Iterator[UnitBarrier]:
         if tile.is_kernel:
             self._issued(tile.name, scope, ranges, axes)
             parts = self.outside.kernel(tile)
@@ -204,7 +204,7 @@ class _Tree:
         self.units += 1
         return self.units
 
-    def _side_by_side(self, units: Sequence[Iterator[Barrier]]) -> None:
+    def _side_by_side(self, units: Sequence[Iterator[UnitBarrier]]) -> None:
         """Units from barrier to barrier, the last first: nothing may depend on who comes before whom."""
         waiting = list(reversed(units))
         self.epoch += 1
@@ -217,7 +217,9 @@ class _Tree:
                 return
             self.counted.barriers += 1
 
-    def _steps(self, tile: Tile, scope: Scope, ranges: Ranges, axes: Axes, kernel: _Kernel | None) -> Iterator[Barrier]:
+    def _steps(
+        self, tile: Tile, scope: TileScope, ranges: Ranges, axes: Axes, kernel: _Kernel | None
+    ) -> Iterator[UnitBarrier]:
         scan = self.computes[tile.scan or ""]
         assert isinstance(scan, Scan)
         count = self._extent(scan)
@@ -226,12 +228,12 @@ class _Tree:
             yield from self._part(tile, inner, ranges, axes, kernel)
 
     def _in_order(
-        self, tile: Tile, scope: Scope, ranges: Ranges, axes: Axes, kernel: _Kernel | None
-    ) -> Iterator[Barrier]:
+        self, tile: Tile, scope: TileScope, ranges: Ranges, axes: Axes, kernel: _Kernel | None
+    ) -> Iterator[UnitBarrier]:
         """Part after part; what is held in stages is filled ahead, of a window what overlaps stays."""
         parts = [(scope.inner(), part) for part in parts_of(tile, ranges, axes)]
         stages = max((h.stages for h in tile.holds), default=1)
-        kept: dict[str, Room] = {}
+        kept: dict[str, HeldPart] = {}
         filled = 0
         for number, (inner, part) in enumerate(parts):
             while stages > 1 and filled < min(len(parts), number + stages):
@@ -241,7 +243,7 @@ class _Tree:
             kept = {h.tensor: inner.room(h.tensor) for h in tile.holds if h.mode == "rolling"}
             inner.rooms.clear()
 
-    def _fill_ahead(self, tile: Tile, scope: Scope, ranges: Ranges, axes: Axes, kernel: _Kernel | None) -> None:
+    def _fill_ahead(self, tile: Tile, scope: TileScope, ranges: Ranges, axes: Axes, kernel: _Kernel | None) -> None:
         """What fills the Holds in stages, for one part."""
         staged = {h.tensor for h in tile.holds if h.stages > 1}
         if kernel is None:
@@ -256,9 +258,9 @@ class _Tree:
             self._leaf(node, scope, ranges, axes, kernel)
 
     def _part(
-        self, tile: Tile, scope: Scope, ranges: Ranges, axes: Axes, kernel: _Kernel | None,
-        kept: Mapping[str, Room] | None = None,
-    ) -> Iterator[Barrier]:  # fmt: skip
+        self, tile: Tile, scope: TileScope, ranges: Ranges, axes: Axes, kernel: _Kernel | None,
+        kept: Mapping[str, HeldPart] | None = None,
+    ) -> Iterator[UnitBarrier]:  # fmt: skip
         """One part of a Tile: what it holds, its body, and what it writes back."""
         if kernel is not None:
             self._allocate(tile, scope, ranges, axes, kernel, kept or {})
@@ -271,7 +273,7 @@ class _Tree:
             for node in tile.body:
                 if isinstance(node, Tile):
                     yield from self._tile(node, scope, ranges, axes, kernel)
-                elif isinstance(node, Barrier):
+                elif isinstance(node, UnitBarrier):
                     yield node
                 else:
                     assert kernel is not None
@@ -282,8 +284,8 @@ class _Tree:
     # --- inside kernels
 
     def _allocate(
-        self, tile: Tile, scope: Scope, ranges: Ranges, axes: Axes, kernel: _Kernel,
-        kept: Mapping[str, Room] | None = None,
+        self, tile: Tile, scope: TileScope, ranges: Ranges, axes: Axes, kernel: _Kernel,
+        kept: Mapping[str, HeldPart] | None = None,
     ) -> None:  # fmt: skip
         holds = [h for h in tile.holds if h.mode != "carry" and h.fill is None and h.tensor not in scope.rooms]
         if not holds:
@@ -298,12 +300,12 @@ class _Tree:
                     room.take((kept or {})[tensor.name])
                 scope.rooms[tensor.name] = room
 
-    def _leaf(self, leaf: Leaf, scope: Scope, ranges: Ranges, axes: Axes, kernel: _Kernel) -> None:
+    def _leaf(self, leaf: Leaf, scope: TileScope, ranges: Ranges, axes: Axes, kernel: _Kernel) -> None:
         nest = kernel.by_name[leaf.tensor]
         boxes, limits = self.outside.boxes(kernel.parts, ranges, axes)
         carrier, box, limit = kernel.carrier, boxes[nest], limits.get(nest, {})
         there = scope.found(leaf.tensor)
-        if isinstance(there, Room) and there.keeps and leaf.part in ("whole", "copy"):
+        if isinstance(there, HeldPart) and there.keeps and leaf.part in ("whole", "copy"):
             if there.written.all():
                 return  # filled ahead
             box = tuple(Range(const(low), n, r.extent) for (low, n), r in zip(there.missing(), box, strict=True))
@@ -320,7 +322,7 @@ class _Tree:
         for work in works:
             self._work(work, scope)
 
-    def _work(self, work: Work, scope: Scope) -> None:
+    def _work(self, work: Work, scope: TileScope) -> None:
         nest = work.nest
         values = _Values(self, scope, {**dict(zip(nest.axes, work.box, strict=True)), **work.limits})
         dims = values.dims(nest.axes)
@@ -336,7 +338,7 @@ class _Tree:
                 results = values._combine(nest.monoid, begun, results, points)
             for tensor, array in zip(nest.accumulated, results, strict=True):
                 data = np.broadcast_to(array, shape)
-                values.own[tensor] = replace(Room.given(tensor, "", data), span=span)
+                values.own[tensor] = replace(HeldPart.given(tensor, "", data), span=span)
         for tensor, value in zip(nest.stores, values.values(nest.values, points), strict=True):
             if work.owner is not None and scope.found(tensor.name) is None:
                 scope.rooms[tensor.name] = self._empty(tensor, "", span)
@@ -344,12 +346,12 @@ class _Tree:
 
     # --- around kernels
 
-    def _enter(self, tile: Tile, scope: Scope, ranges: Ranges, axes: Axes) -> None:
+    def _enter(self, tile: Tile, scope: TileScope, ranges: Ranges, axes: Axes) -> None:
         for hold in tile.holds:
             if hold.tensor not in scope.rooms:  # copied ahead of its part otherwise
                 scope.rooms[hold.tensor] = self._fetched(tile, hold, scope, ranges, axes)
 
-    def _leave(self, tile: Tile, scope: Scope) -> None:
+    def _leave(self, tile: Tile, scope: TileScope) -> None:
         stored = self.outside.stored(tile)
         for hold in tile.holds:
             room = scope.rooms.pop(hold.tensor)
@@ -358,7 +360,7 @@ class _Tree:
                 self._count(room.level, outer.level, outer.take(room))
             self.alive[tile.level] = self.alive.get(tile.level, 0) - room.bytes
 
-    def _fetched(self, tile: Tile, hold: Hold, scope: Scope, ranges: Ranges, axes: Axes) -> Room:
+    def _fetched(self, tile: Tile, hold: Hold, scope: TileScope, ranges: Ranges, axes: Axes) -> HeldPart:
         """A room for what a Tile around kernels holds, filled where a copy brings it."""
         early = self.early.pop((id(tile), hold.tensor), None)
         if early is not None:
@@ -379,7 +381,7 @@ class _Tree:
         self.alive[level] = self.alive.get(level, 0) + size
         self.counted.most[level] = max(self.counted.most.get(level, 0), self.alive[level])
 
-    def _issued(self, kernel: str, scope: Scope, ranges: Ranges, axes: Axes) -> None:
+    def _issued(self, kernel: str, scope: TileScope, ranges: Ranges, axes: Axes) -> None:
         """Copies of later Tiles that start with this kernel."""
         for tile in self.plan.body.walk():
             for hold in tile.holds if isinstance(tile, Tile) else ():

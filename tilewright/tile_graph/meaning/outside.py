@@ -14,7 +14,7 @@ from tilewright.ir.forms.compute import Compute
 from tilewright.ir.forms.expr import Const, const
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.tile_graph.algebra.nest import Nest
-from tilewright.tile_graph.algebra.occurrences import base_name, told_apart
+from tilewright.tile_graph.algebra.occurrences import base_name, unique_names
 from tilewright.tile_graph.algebra.parts import Limits, between_barriers, boxes_at
 from tilewright.tile_graph.algebra.propagate import Box, Range, extent_of, merge, reads_box, whole
 from tilewright.tile_graph.plan.form import COPIES, Hold, Leaf, Tile, TileAxis
@@ -23,6 +23,7 @@ from tilewright.tile_graph.traffic.held import plan_nests
 Ranges = Mapping[str, Range]  # the part of each axis that Tiles around cut
 Axes = Mapping[str, TileAxis]
 Span = tuple[tuple[int, int], ...]  # of a tensor by dimension: first place and elements
+
 
 def is_filled(hold: Hold) -> bool:
     return hold.fill in COPIES
@@ -78,7 +79,7 @@ class Outside:
 
     def kernel(self, tile: Tile) -> KernelParts:
         if id(tile) not in self._known:
-            apart = told_apart(tile)
+            apart = unique_names(tile)
             nests = plan_nests(apart, self.computes)
             groups = between_barriers(apart, {n.tensor.name: n for n in nests})
             self._known[id(tile)] = KernelParts(apart, nests, groups)

@@ -20,7 +20,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(eq=False)
-class Room:
+class HeldPart:
     """A part of a tensor, element by element: its value, whether it was written, by which unit and when."""
 
     tensor: Tensor
@@ -33,16 +33,16 @@ class Room:
     keeps: bool = False  # what is there already is not computed again: in a window, or filled ahead
 
     @staticmethod
-    def empty(tensor: Tensor, level: str, span: Span, dtype: Any) -> Room:
+    def empty(tensor: Tensor, level: str, span: Span, dtype: Any) -> HeldPart:
         shape = [count for _, count in span]
         data = np.full(shape, _poison(np.dtype(dtype)), dtype)
-        return Room(tensor, level, span, data, np.zeros(shape, bool), np.zeros(shape, int), np.full(shape, -1))
+        return HeldPart(tensor, level, span, data, np.zeros(shape, bool), np.zeros(shape, int), np.full(shape, -1))
 
     @staticmethod
-    def given(tensor: Tensor, level: str, data: Array) -> Room:
+    def given(tensor: Tensor, level: str, data: Array) -> HeldPart:
         span = tuple((0, n) for n in data.shape)
         shape = data.shape
-        return Room(tensor, level, span, data, np.ones(shape, bool), np.zeros(shape, int), np.full(shape, -1))
+        return HeldPart(tensor, level, span, data, np.ones(shape, bool), np.zeros(shape, int), np.full(shape, -1))
 
     @property
     def bytes(self) -> int:
@@ -74,7 +74,7 @@ class Room:
         self.written[where] = True
         self.unit[where], self.epoch[where] = unit, epoch
 
-    def take(self, other: Room) -> int:
+    def take(self, other: HeldPart) -> int:
         """What another room has of the same part; gives the bytes that were there."""
         both = common(self.span, other.span)
         mine, theirs = self._where(both), other._where(both)
@@ -116,29 +116,29 @@ def _poison(dtype: np.dtype[Any]) -> Any:
 
 
 @dataclass(eq=False)
-class Scope:
+class TileScope:
     """A part of a Tile: what it holds, and what is around it."""
 
-    rooms: dict[str, Room] = field(default_factory=dict)
-    parent: Scope | None = None
+    rooms: dict[str, HeldPart] = field(default_factory=dict)
+    parent: TileScope | None = None
     unit: int = 0
     steps: Mapping[Axis, int] = field(default_factory=dict)
 
-    def inner(self, **changed: Any) -> Scope:
-        made = Scope({}, self, self.unit, self.steps)
+    def inner(self, **changed: Any) -> TileScope:
+        made = TileScope({}, self, self.unit, self.steps)
         for name, value in changed.items():
             setattr(made, name, value)
         return made
 
-    def found(self, name: str) -> Room | None:
-        here: Scope | None = self
+    def found(self, name: str) -> HeldPart | None:
+        here: TileScope | None = self
         while here is not None:
             if name in here.rooms:
                 return here.rooms[name]
             here = here.parent
         return None
 
-    def room(self, name: str) -> Room:
+    def room(self, name: str) -> HeldPart:
         found = self.found(name)
         if found is None:
             raise InternalError(f"tree: nothing holds '{name}'")

@@ -144,7 +144,7 @@ class Hold:
 
 
 @dataclass(frozen=True)
-class Barrier:
+class UnitBarrier:
     """All units of a kernel wait for each other: what one wrote before, the others read after."""
 
     scope: str  # as the kernel is handed out: cores, blocks
@@ -169,7 +169,7 @@ class Tile:
     level: str
     sizes: Sizes = ()  # of the parts, by axis; an axis that is not named is not cut
     over: str = "order"
-    body: tuple[Tile | Leaf | Barrier, ...] = ()
+    body: tuple[Tile | Leaf | UnitBarrier, ...] = ()
     holds: tuple[Hold, ...] = ()
     axes: tuple[TileAxis, ...] = ()  # that this Tile and those inside it cut
     name: str = ""  # of a kernel
@@ -344,8 +344,8 @@ def cut_axes(tensor: str, extents: Mapping[str, int], sizes: Mapping[str, int]) 
     return axes, tuple((f"t{name[1:]}", size) for name, size in sizes.items())
 
 
-_FORMS = (Plan, Case, Tile, Leaf, LeafForm, Barrier, Hold, TileAxis, Bind, Estimate, Layout, StorageAxis)
-_KINDS = {Tile: "tile", Leaf: "leaf", Barrier: "barrier", **{form: name for name, form in LEAF_FORMS.items()}}
+_FORMS = (Plan, Case, Tile, Leaf, LeafForm, UnitBarrier, Hold, TileAxis, Bind, Estimate, Layout, StorageAxis)
+_KINDS = {Tile: "tile", Leaf: "leaf", UnitBarrier: "barrier", **{form: name for name, form in LEAF_FORMS.items()}}
 
 
 def _encoded(value: Any) -> Any:
@@ -372,12 +372,12 @@ def _of(kind: Callable[..., Any], value: Mapping[str, Any], **made: Any) -> Any:
     return kind(**{**{k: _tuples(v) for k, v in value.items()}, **made})
 
 
-def _node(value: Mapping[str, Any]) -> Tile | Leaf | Barrier:
+def _node(value: Mapping[str, Any]) -> Tile | Leaf | UnitBarrier:
     ((kind, inside),) = value.items()
     if kind == "leaf":
         return leaf_of(inside)
     if kind == "barrier":
-        return Barrier(**inside)
+        return UnitBarrier(**inside)
     if kind != "tile":
         raise ValueError(f"a plan is made of tiles and leaves, not '{kind}'")
     tile: Tile = _of(

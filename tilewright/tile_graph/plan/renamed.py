@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from tilewright.tile_graph.plan.form import Barrier, Leaf, Plan, Tile
+from tilewright.tile_graph.plan.form import Leaf, Plan, Tile, UnitBarrier
 
 Rename = Callable[[str], str]
 
@@ -28,7 +28,7 @@ def _tile(tile: Tile, tensor: Rename, kernel: Rename) -> Tile:
     )  # fmt: skip
 
 
-def _node(node: Tile | Leaf | Barrier, tensor: Rename, kernel: Rename) -> Tile | Leaf | Barrier:
+def _node(node: Tile | Leaf | UnitBarrier, tensor: Rename, kernel: Rename) -> Tile | Leaf | UnitBarrier:
     if isinstance(node, Tile):
         return _tile(node, tensor, kernel)
     if isinstance(node, Leaf):

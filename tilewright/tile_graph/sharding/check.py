@@ -5,8 +5,8 @@ from __future__ import annotations
 from tilewright.errors import InternalError
 from tilewright.ir.analysis.pieces import gives
 from tilewright.ir.forms.compute import Compute, Map, Reduce, reads
-from tilewright.ir.forms.mesh import WHOLE, Part, Spread, inside
-from tilewright.ir.forms.sharded import EXCHANGES, Exchange, Piece, Sharded, Stage
+from tilewright.ir.forms.mesh import WHOLE, AxisPart, Spread, inside
+from tilewright.ir.forms.sharded import EXCHANGES, Exchange, PipelineStage, Sharded, ShardedCompute
 from tilewright.ir.forms.tensor import Tensor, extents
 from tilewright.tile_graph.algebra.nest import build_nest
 from tilewright.tile_graph.sharding.strategies import read_places
@@ -37,15 +37,15 @@ def check_sharded(sharded: Sharded) -> None:
         raise InternalError(f"sharded: the output '{absent[0]}' is whole nowhere")
 
 
-def _whole(stage: Stage) -> set[Tensor]:
+def _whole(stage: PipelineStage) -> set[Tensor]:
     """What some step of a stage leaves whole on all of its ranks."""
-    pieces = {t for s in stage.steps if isinstance(s, Piece) and s.gives.is_whole for t in s.compute.outputs}
+    pieces = {t for s in stage.steps if isinstance(s, ShardedCompute) and s.gives.is_whole for t in s.compute.outputs}
     exchanges = [s for s in stage.steps if isinstance(s, Exchange) and s.axis is not None]
     return pieces | {s.tensor for s in exchanges if s.after.is_whole}
 
 
 class _Stage:
-    def __init__(self, stage: Stage, given: set[Tensor], sendable: set[Tensor], done: set[Compute]) -> None:
+    def __init__(self, stage: PipelineStage, given: set[Tensor], sendable: set[Tensor], done: set[Compute]) -> None:
         self.stage, self.mesh, self.given, self.sendable, self.done = stage, stage.mesh, given, sendable, done
         self.held: set[tuple[Tensor, Spread]] = set()
         self.gathered: set[Tensor] = set()  # whole on the first rank
@@ -62,7 +62,7 @@ class _Stage:
                 raise InternalError(f"sharded: '{keep.following.name}' is kept as {keep.held}, and does not lie so")
         return {tensor for tensor, spread in self.held if spread.is_whole}
 
-    def _piece(self, piece: Piece) -> None:
+    def _piece(self, piece: ShardedCompute) -> None:
         name = piece.compute.outputs[0].name
         if piece.compute in self.done:
             raise InternalError(f"sharded: '{name}' is computed twice")
@@ -75,7 +75,7 @@ class _Stage:
         self.held.update((t, piece.gives) for t in piece.compute.outputs)
         self.done.add(piece.compute)
 
-    def _read(self, piece: Piece, tensor: Tensor, name: str) -> None:
+    def _read(self, piece: ShardedCompute, tensor: Tensor, name: str) -> None:
         spread = piece.reads.get(tensor)
         if spread is None:
             raise InternalError(f"sharded: '{name}' does not say how it reads '{tensor.name}'")
@@ -84,7 +84,7 @@ class _Stage:
         if spread.is_partial or (all(cut is None for cut in piece.cuts) and not spread.is_whole):
             raise InternalError(f"sharded: '{name}' reads all of '{tensor.name}', of which a rank has a part")
 
-    def _places(self, piece: Piece, name: str) -> None:
+    def _places(self, piece: ShardedCompute, name: str) -> None:
         assert isinstance(piece.compute, Map | Reduce)
         nest = build_nest(piece.compute, (), {})
         for at in self.mesh.coordinates:
@@ -111,7 +111,7 @@ class _Stage:
             self.gathered.add(step.tensor)
 
 
-def _is_change(kind: str, before: Part, after: Part) -> bool:
+def _is_change(kind: str, before: AxisPart, after: AxisPart) -> bool:
     if kind == "all-reduce":
         return before.operator is not None and after == WHOLE
     if kind == "reduce-scatter":

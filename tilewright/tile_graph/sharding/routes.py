@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
-from tilewright.ir.forms.mesh import WHOLE, Mesh, Part, Spread, inside
+from tilewright.ir.forms.mesh import WHOLE, AxisPart, Mesh, Spread, inside
 from tilewright.ir.forms.sharded import Exchange
 from tilewright.ir.forms.tensor import Tensor, extents
 
@@ -33,7 +33,7 @@ def _route(
     return tuple(found), now
 
 
-def _changes(shape: tuple[int, ...], now: Spread, want: Spread, axis: int, mesh: Mesh) -> list[tuple[str, Part]]:
+def _changes(shape: tuple[int, ...], now: Spread, want: Spread, axis: int, mesh: Mesh) -> list[tuple[str, AxisPart]]:
     own, other = now.parts[axis], want.parts[axis]
     if own.is_whole or (own.operator is None and own.dim == other.dim and _same_blocks(now, want, axis)):
         beyond = own.before < other.before or own.after < other.after
@@ -66,7 +66,7 @@ def _can_be_cut(now: Spread, want: Spread, axis: int, shape: tuple[int, ...], me
         return False
     inner = any(part.dim == dim for part in now.parts[axis + 1 :])
     alike = all((a.dim == dim) == (b.dim == dim) for a, b in zip(now.parts[:axis], want.parts[:axis], strict=True))
-    return not inner and alike and now.with_part(axis, Part(dim)).fits(shape, mesh)
+    return not inner and alike and now.with_part(axis, AxisPart(dim)).fits(shape, mesh)
 
 
 def sent_bytes(step: Exchange, mesh: Mesh) -> int:

@@ -14,8 +14,8 @@ from itertools import product
 from tilewright.ir.analysis.pieces import axis_ranges, gives, looked_up_dim
 from tilewright.ir.forms.compute import Compute, Map, Reduce, reads
 from tilewright.ir.forms.expr import Axis, Const, Expr, const
-from tilewright.ir.forms.mesh import OPERATORS, WHOLE, Coordinates, Interval, Mesh, Part, Place, Spread, inside
-from tilewright.ir.forms.sharded import Piece
+from tilewright.ir.forms.mesh import OPERATORS, WHOLE, AxisPart, Coordinates, Interval, Mesh, Place, Spread, inside
+from tilewright.ir.forms.sharded import ShardedCompute
 from tilewright.ir.forms.tensor import Tensor, extents
 from tilewright.tile_graph.algebra.nest import Nest, build_nest
 from tilewright.tile_graph.algebra.propagate import Range, index_range, whole
@@ -32,8 +32,8 @@ class Strategy:
     gives: Spread
     needs: Mapping[Tensor, tuple[Spread, ...]]
 
-    def piece(self, compute: Compute, read_as: Mapping[Tensor, Spread]) -> Piece:
-        return Piece(compute, self.cuts, read_as, self.gives)
+    def piece(self, compute: Compute, read_as: Mapping[Tensor, Spread]) -> ShardedCompute:
+        return ShardedCompute(compute, self.cuts, read_as, self.gives)
 
 
 def strategies(compute: Compute, mesh: Mesh) -> Iterator[Strategy]:
@@ -92,11 +92,11 @@ def _can_be(compute: Compute, cuts: Sequence[Cut], spread: Spread, mesh: Mesh) -
 def _needs(
     nest: Nest, compute: Map | Reduce, cuts: tuple[Cut, ...], spread: Spread, mesh: Mesh
 ) -> dict[Tensor, tuple[Spread, ...]]:
-    boxes = {at: read_places(nest, Piece(compute, cuts, {}, spread), mesh, at) for at in mesh.coordinates}
+    boxes = {at: read_places(nest, ShardedCompute(compute, cuts, {}, spread), mesh, at) for at in mesh.coordinates}
     return {t: _holding({at: found[t] for at, found in boxes.items()}, t, mesh) for t in reads(compute)}
 
 
-def read_places(nest: Nest, piece: Piece, mesh: Mesh, at: Coordinates) -> dict[Tensor, Place]:
+def read_places(nest: Nest, piece: ShardedCompute, mesh: Mesh, at: Coordinates) -> dict[Tensor, Place]:
     """What a rank's part of a compute reads of every tensor."""
     ranges = axis_ranges(piece, mesh, at)
     box = {axis: Range(const(first), count, int(axis.extent)) for axis, (first, count) in ranges.items()}  # type: ignore[arg-type]
@@ -106,7 +106,7 @@ def read_places(nest: Nest, piece: Piece, mesh: Mesh, at: Coordinates) -> dict[T
     for table in [cut for cut in piece.cuts if isinstance(cut, Tensor)]:
         dim = looked_up_dim(piece.compute, table)
         assert dim is not None
-        rows = Spread(tuple(Part(dim) if cut is table else WHOLE for cut in piece.cuts))
+        rows = Spread(tuple(AxisPart(dim) if cut is table else WHOLE for cut in piece.cuts))
         row = rows.place(extents(table), mesh, at)[dim]
         places[table] = (*places[table][:dim], row, *places[table][dim + 1 :])
     return places
@@ -142,7 +142,7 @@ def _cut_more(
     spread: Spread, axis: int, boxes: Mapping[Coordinates, Place], tensor: Tensor, mesh: Mesh
 ) -> list[Spread]:
     shape = extents(tensor)
-    tried = [spread.with_part(axis, Part(dim)) for dim in range(tensor.rank)]
+    tried = [spread.with_part(axis, AxisPart(dim)) for dim in range(tensor.rank)]
     there = [each for each in tried if each.fits(shape, mesh)]
     holding = [each for each in there if _holds(each, boxes, shape, mesh)]
     if holding:

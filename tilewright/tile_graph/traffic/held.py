@@ -10,7 +10,7 @@ from tilewright.ir.forms.compute import Compute, Map
 from tilewright.ir.forms.expr import Axis, var
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.tile_graph.algebra.nest import Nest, build_nest, roots_of
-from tilewright.tile_graph.algebra.occurrences import apart_nests, told_apart
+from tilewright.tile_graph.algebra.occurrences import apart_nests, unique_names
 from tilewright.tile_graph.algebra.parts import between_barriers
 from tilewright.tile_graph.algebra.propagate import Box, Range, box_elements, extent_of, propagate, whole
 from tilewright.tile_graph.algebra.streams import stream_of
@@ -24,7 +24,7 @@ _SUM_BYTES = 4  # of a sum on tensor cores
 
 def plan_nests(tile: Tile, computes: Mapping[str, Compute]) -> list[Nest]:
     """The nests of a kernel's leaves; of what it holds at several places, each under a name of its own."""
-    tile = told_apart(tile)
+    tile = unique_names(tile)
     leaves = tile.leaves
     made = [None if leaf.part == "copy" else leaf_nest(leaf, computes) for leaf in leaves]
     if any(nest is None or nest.tensor.name != leaf.tensor for nest, leaf in zip(made, leaves, strict=True)):

@@ -29,13 +29,13 @@ _SAME = 1.02  # times as many bytes at most: the same, but for where lines begin
 
 
 @dataclass(frozen=True)
-class Cache:
+class SimulatedCache:
     capacity: int
     line: int
 
 
 @dataclass(frozen=True, eq=False)
-class Walk:
+class LeafTrace:
     """The loops of a leaf on its tile: the sizes of its axes in part after part, the innermost first."""
 
     parts: Sequence[Mapping[Axis, Size]]
@@ -127,13 +127,13 @@ class Repeat:
 
     loop: Hashable
     trips: Size
-    body: Sequence[Walk | Repeat]
+    body: Sequence[LeafTrace | Repeat]
 
     def footprint_in(self, loops: frozenset[Hashable], line: int) -> Bytes:
         return _union([item.footprint_in(loops | {self.loop}, line) for item in self.body])
 
 
-Node = Walk | Repeat
+Node = LeafTrace | Repeat
 
 
 @dataclass(frozen=True)
@@ -163,9 +163,9 @@ class Moved:
                      other(self.uneven))  # fmt: skip
 
 
-def moved(node: Node, cache: Cache) -> Moved:
+def moved(node: Node, cache: SimulatedCache) -> Moved:
     """One run of a leaf or loop, nothing in the cache before."""
-    if isinstance(node, Walk):
+    if isinstance(node, LeafTrace):
         return _leaf(node, cache)
     inner = sequence([moved(item, cache) for item in node.body], cache)
     touched = node.footprint_in(frozenset(), cache.line)
@@ -212,7 +212,7 @@ def _moved_on(found: Moved, around: Bytes, trips: Size, buffer: Hashable) -> Siz
     return total
 
 
-def held(node: Node, cache: Cache) -> float:
+def held(node: Node, cache: SimulatedCache) -> float:
     """Distinct bytes of the largest part of a tree that a cache holds."""
     found: list[float] = []
 
@@ -228,7 +228,7 @@ def held(node: Node, cache: Cache) -> float:
     return max((size for size in found if size <= cache.capacity), default=0.0)
 
 
-def sequence(alone: Sequence[Moved], cache: Cache) -> list[Moved]:
+def sequence(alone: Sequence[Moved], cache: SimulatedCache) -> list[Moved]:
     """What each of several nodes fetches, one after the other: what is left of an earlier one is not fetched again."""
     result: list[Moved] = []
     last: dict[Hashable, int] = {}  # who touched a buffer last
@@ -255,7 +255,7 @@ class _Since:
     """All that the last of some nodes touch together; where that is more than a cache holds, no more than is needed to
     know it: nothing is found again after that."""
 
-    def __init__(self, nodes: Sequence[Moved], cache: Cache) -> None:
+    def __init__(self, nodes: Sequence[Moved], cache: SimulatedCache) -> None:
         self._nodes = nodes
         self._capacity = cache.capacity
         self._grown: list[Bytes] = [{}]  # by how many nodes
@@ -278,7 +278,7 @@ def _with(between: Bytes, node: Moved, buffer: Hashable) -> Size:
     return least(both, total + _total(node.within[buffer]))
 
 
-def _leaf(walk: Walk, cache: Cache) -> Moved:
+def _leaf(walk: LeafTrace, cache: SimulatedCache) -> Moved:
     written = walk.written
     touched, differ = walk.footprint(0, cache.line)
     ends = dict(touched)  # what a part touches all along: next to its end it is all there, and so is the next one's
@@ -298,7 +298,7 @@ def _leaf(walk: Walk, cache: Cache) -> Moved:
     return found
 
 
-def _kept_on(found: Moved, around: Bytes, trips: Size, buffer: Hashable, cache: Cache) -> Size:
+def _kept_on(found: Moved, around: Bytes, trips: Size, buffer: Hashable, cache: SimulatedCache) -> Size:
     """The part of what a leaf touches again in the next run of a loop that the cache still holds."""
     distance, more = _total(found.within[buffer]), _moved_on(found, around, trips, buffer)
     # the first element is met again before anything new is, the last one after all of it
@@ -315,7 +315,7 @@ def _kept_on(found: Moved, around: Bytes, trips: Size, buffer: Hashable, cache: 
 
 
 def _kept_around(
-    inner: Sequence[Moved], buffer: Hashable, touched: Bytes, moving: Bytes, trips: Size, cache: Cache
+    inner: Sequence[Moved], buffer: Hashable, touched: Bytes, moving: Bytes, trips: Size, cache: SimulatedCache
 ) -> Size:
     """The part of what the next run of a loop's body touches again that the cache still holds. What the loop moves on
     is another part of its buffer then."""

@@ -58,7 +58,7 @@ _LEAST_SHARE = 0.03  # of all products' multiply-adds, that those of one shape m
 
 
 @dataclass(frozen=True)
-class Product:
+class WeightedProduct:
     """A sum of products of data and weights found in a Reduce: no axis but the summed ones is in both."""
 
     reduce: Reduce
@@ -69,7 +69,7 @@ class Product:
     columns: tuple[Axis, ...]
 
 
-def find_product(compute: Compute, constants: Mapping[Tensor, object]) -> Product | None:
+def find_product(compute: Compute, constants: Mapping[Tensor, object]) -> WeightedProduct | None:
     """The product a Reduce computes when both operands are read as they lie, the weights being constant; else None."""
     both = factors(compute)
     if not both or not isinstance(compute, Reduce) or compute.outputs[0].dtype is not dtypes.float32:
@@ -80,7 +80,7 @@ def find_product(compute: Compute, constants: Mapping[Tensor, object]) -> Produc
     return None
 
 
-def _product(compute: Reduce, data: Load, weight: Load) -> Product | None:
+def _product(compute: Reduce, data: Load, weight: Load) -> WeightedProduct | None:
     read, kept = _axes_read(data), _axes_read(weight)
     if read is None or kept is None or data.dtype is not dtypes.float32 or weight.dtype is not dtypes.float32:
         return None
@@ -91,7 +91,7 @@ def _product(compute: Reduce, data: Load, weight: Load) -> Product | None:
         return None
     if set(read) != everything - set(columns) or set(kept) != everything - set(rows):
         return None
-    return Product(compute, data, weight, rows, compute.reduce_axes, columns)
+    return WeightedProduct(compute, data, weight, rows, compute.reduce_axes, columns)
 
 
 def _axes_read(node: Load) -> list[Axis] | None:
@@ -111,7 +111,7 @@ class Strassen:
     `known` holds the sums of data that other products made: what reads the same in the same way shares them.
     """
 
-    def __init__(self, found: Product, names: set[str], known: dict[Hashable, Tensor]) -> None:
+    def __init__(self, found: WeightedProduct, names: set[str], known: dict[Hashable, Tensor]) -> None:
         self.found = found
         self.names = names
         self.output = found.reduce.outputs[0]
@@ -297,11 +297,13 @@ def _remark(seconds: Seconds, count: int) -> str:
     return f"{what} by Strassen's algorithm: {times}"
 
 
-def _decided(found: Mapping[Tensor, Product], program: Program, predict: Predict) -> dict[Tensor, Seconds | None]:
+def _decided(
+    found: Mapping[Tensor, WeightedProduct], program: Program, predict: Predict
+) -> dict[Tensor, Seconds | None]:
     """The products to be rewritten, by what they give, with the times that decided it (the last's, of a chain)."""
     chosen: dict[Hashable, Seconds | None] = {}
 
-    def seconds(products: Sequence[Product], between: Sequence[Compute]) -> Seconds | None:
+    def seconds(products: Sequence[WeightedProduct], between: Sequence[Compute]) -> Seconds | None:
         key = (*(_shape_of(p, program) for p in products), len(between))  # products of one shape are decided once
         if key not in chosen:
             chosen[key] = worth(products, between, program, predict)
@@ -325,11 +327,13 @@ def _decided(found: Mapping[Tensor, Product], program: Program, predict: Predict
     return result
 
 
-def _multiply_adds(product: Product) -> int:
+def _multiply_adds(product: WeightedProduct) -> int:
     return prod(fixed(a.extent) for a in (*product.rows, *product.sums, *product.columns))
 
 
-def _chains(found: Mapping[Tensor, Product], program: Program) -> Iterator[tuple[Tensor, tuple[Compute, ...], Tensor]]:
+def _chains(
+    found: Mapping[Tensor, WeightedProduct], program: Program
+) -> Iterator[tuple[Tensor, tuple[Compute, ...], Tensor]]:
     """Products with nothing but Maps between them that nobody else reads: the sums behind the one are those in front
     of the other, and what lies between them need not be stored."""
     made = {t: c for c in program.computes for t in c.outputs}
@@ -357,7 +361,7 @@ def _chains(found: Mapping[Tensor, Product], program: Program) -> Iterator[tuple
 
 
 def worth(
-    products: Sequence[Product], between: Sequence[Compute], program: Program, predict: Predict
+    products: Sequence[WeightedProduct], between: Sequence[Compute], program: Program, predict: Predict
 ) -> Seconds | None:
     """The times of products, with the Maps between them, that their seven parts are predicted to make faster; None
     where they are not."""
@@ -381,7 +385,7 @@ def worth(
     return Seconds(shapes, seven, direct) if seven < _WORTH * direct else None
 
 
-def _alone(products: Sequence[Product], computes: Sequence[Compute], program: Program) -> Program:
+def _alone(products: Sequence[WeightedProduct], computes: Sequence[Compute], program: Program) -> Program:
     """A Program of some products, data and results stored as they will be: what is summed, and columns, innermost.
 
     It keeps the constants of all others: that they are read in between decides where its own come from."""
@@ -404,7 +408,7 @@ def _alone(products: Sequence[Product], computes: Sequence[Compute], program: Pr
     return Program((data,), (result,), tuple(computes), program.constants, layouts)
 
 
-def _shape_of(found: Product, program: Program) -> Hashable:
+def _shape_of(found: WeightedProduct, program: Program) -> Hashable:
     axes = {a: n for n, a in enumerate((*found.reduce.axes, *found.reduce.reduce_axes))}
     reads = tuple(
         tuple(axes[i.axis] if isinstance(i, Var) else -1 for i in node.indices) for node in (found.data, found.weight)

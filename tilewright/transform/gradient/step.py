@@ -12,7 +12,7 @@ from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.compute import Compute, Map, Program
 from tilewright.ir.forms.expr import Axis, Expr, load, rewrite, substitute, var
 from tilewright.ir.forms.tensor import Tensor, extents
-from tilewright.ir.forms.training import Training, Turn
+from tilewright.ir.forms.training import Training, TrainingPhase
 from tilewright.transform.gradient.backward import Gradients, gradients
 from tilewright.transform.gradient.optimisers import RATES, Optimiser
 
@@ -35,8 +35,8 @@ def training_step(
     inputs = (*(t for t in program.inputs if t not in fixed), *made.moments, made.rates)
     whole = Program(inputs, (loss,), (*program.computes, *found.computes, *made.computes),
                     {**program.constants, **fixed})  # fmt: skip
-    turns = {**dict.fromkeys(program.computes, Turn.FORWARD), **dict.fromkeys(found.computes, Turn.BACKWARD),
-             **dict.fromkeys(made.computes, Turn.UPDATE)}  # fmt: skip
+    turns = {**dict.fromkeys(program.computes, TrainingPhase.FORWARD), **dict.fromkeys(found.computes,
+             TrainingPhase.BACKWARD), **dict.fromkeys(made.computes, TrainingPhase.UPDATE)}  # fmt: skip
     return Training(whole, made.rates, made.states, made.initial, turns, {**found.beside, **made.beside})
 
 

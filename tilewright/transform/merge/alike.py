@@ -17,7 +17,7 @@ from tilewright.ir.forms.compute import Map, Reduce
 from tilewright.ir.forms.expr import Axis, Const, Expr, Load, Var, load, rewrite, used_as_numbers, var
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.transform.layout.choose import digits_of
-from tilewright.transform.merge.forms import Form, form_of, sums_of
+from tilewright.transform.merge.forms import ComputeForm, form_of, sums_of
 
 # --- constants in one order
 
@@ -109,7 +109,7 @@ class Member:
     place: int  # in the list of computes
     compute: Map | Reduce
     values: tuple[Expr, ...]
-    form: Form
+    form: ComputeForm
 
     @property
     def extents(self) -> tuple[object, ...]:
@@ -117,7 +117,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Group:
+class MergeGroup:
     """Members that can be one compute: put one behind the other along output axis `axis`, or, where that is None, along
     a new first axis. `steps` are what the numbers in indices grow by from member to member; empty where members read
     the same elements, or read further along by as much as they are put further along."""
@@ -154,7 +154,7 @@ def member_of(
     return key, Member(place, compute, ordered, form)
 
 
-def alternatives(members: Sequence[Member], constants: Constants) -> list[list[Group]]:
+def alternatives(members: Sequence[Member], constants: Constants) -> list[list[MergeGroup]]:
     """Ways to make fewer computes of members with equal keys, each a list of groups that share no member."""
     beside = _side_by_side(members, constants)
     taken = {m for group in beside for m in group.members}
@@ -164,9 +164,9 @@ def alternatives(members: Sequence[Member], constants: Constants) -> list[list[G
     return [way for way in ways if way]
 
 
-def _side_by_side(members: Sequence[Member], constants: Constants) -> list[Group]:
+def _side_by_side(members: Sequence[Member], constants: Constants) -> list[MergeGroup]:
     """Groups along the output axis that puts most members together."""
-    best: list[Group] = []
+    best: list[MergeGroup] = []
     for axis in range(len(members[0].compute.axes)):
         buckets: dict[Hashable, list[tuple[Member, tuple[int, ...]]]] = {}
         for member in members:
@@ -223,14 +223,14 @@ def _what_stays(member: Member, axis: int, factors: Sequence[int], constants: Co
     return extents[:axis], extents[axis + 1 :], tuple(factors), numbers, tuple(kept)
 
 
-def _runs(bucket: Sequence[tuple[Member, tuple[int, ...]]], axis: int) -> Iterator[Group]:
+def _runs(bucket: Sequence[tuple[Member, tuple[int, ...]]], axis: int) -> Iterator[MergeGroup]:
     """Members one behind the other. Where they read along the axis, they must continue each other."""
     factors = bucket[0][1]
     moving = [n for n, f in enumerate(factors) if f]
     if not moving:
         # wide powers of two first: what follows then begins at a multiple of a vector, whatever the machine's is
         members = sorted((m for m, _ in bucket), key=lambda m: -_alignment(m.compute.axes[axis].extent))
-        yield Group(tuple(members), axis)
+        yield MergeGroup(tuple(members), axis)
         return
     signs = {n: 1 if factors[n] > 0 else -1 for n in moving}
     members = sorted((m for m, _ in bucket), key=lambda m: [m.form.numbers[n] * signs[n] for n in moving])
@@ -240,11 +240,11 @@ def _runs(bucket: Sequence[tuple[Member, tuple[int, ...]]], axis: int) -> Iterat
         gaps = [after.form.numbers[n] - before.form.numbers[n] for n in moving]
         if gaps != [factors[n] * width for n in moving]:
             if len(run) > 1:
-                yield Group(tuple(run), axis)
+                yield MergeGroup(tuple(run), axis)
             run = []
         run.append(after)
     if len(run) > 1:
-        yield Group(tuple(run), axis)
+        yield MergeGroup(tuple(run), axis)
 
 
 def _is_loop(members: Sequence[Member], constants: Constants) -> bool:
@@ -258,14 +258,14 @@ def _alignment(extent: object) -> int:
     return extent & -extent
 
 
-def _in_steps(members: Sequence[Member], constants: Constants, along: bool) -> list[Group]:
+def _in_steps(members: Sequence[Member], constants: Constants, along: bool) -> list[MergeGroup]:
     """Groups of equal members that read further on by equal steps: convolutions of the parts of one tensor. They are
     put `along` the output axis of their constants, as in a grouped convolution, or each apart on a new axis."""
     buckets: dict[Hashable, list[Member]] = {}
     for member in members:
         shapes = tuple(t.shape for t in member.form.sources if t in constants)
         buckets.setdefault((member.extents, shapes), []).append(member)
-    found: list[Group] = []
+    found: list[MergeGroup] = []
     for bucket in buckets.values():
         if len(bucket) < 2 or not all(isinstance(e, int) for e in bucket[0].extents):
             continue
@@ -279,7 +279,7 @@ def _in_steps(members: Sequence[Member], constants: Constants, along: bool) -> l
             continue
         axis = _weights_axis(ordered, constants) if along else None
         if (axis is not None) == along:
-            found.append(Group(tuple(ordered), axis, steps))
+            found.append(MergeGroup(tuple(ordered), axis, steps))
     return found
 
 

@@ -13,7 +13,7 @@ from tilewright.ir.forms.compute import Compute, Map, Reduce
 from tilewright.ir.forms.expr import Axis, Expr, Load, is_op, load, loads, substitute, var
 from tilewright.ir.forms.spilled import spilled
 from tilewright.ir.forms.tensor import Tensor
-from tilewright.transform.merge.alike import Constants, Group, Member
+from tilewright.transform.merge.alike import Constants, Member, MergeGroup
 from tilewright.transform.merge.forms import affine, choices_of, rebuilt, without_choices
 
 
@@ -54,7 +54,7 @@ class Joiner:
         wanted = set(tensors)
         return {self.constants.origin(p) for joined, t in self.made.items() if t in wanted for p in joined.parts}
 
-    def join(self, group: Group) -> tuple[Compute, list[Map]]:
+    def join(self, group: MergeGroup) -> tuple[Compute, list[Map]]:
         """The one compute, and for each member what it gave as a slice of that."""
         first = group.members[0]
         old = first.compute
@@ -87,7 +87,7 @@ class Joiner:
             compute = Reduce((tensor,), places, over, values, old.monoid, origin)
         return compute, [_slice(m, tensor, group.axis, s) for m, s in zip(group.members, group.starts, strict=True)]
 
-    def _read(self, group: Group, place: int, indices: tuple[Expr, ...], outer: tuple[Axis, ...]) -> Expr:
+    def _read(self, group: MergeGroup, place: int, indices: tuple[Expr, ...], outer: tuple[Axis, ...]) -> Expr:
         sources = tuple(m.form.sources[place] for m in group.members)
         if sources[0] not in self.constants:
             return load(sources[0], indices)

@@ -35,7 +35,7 @@ LARGEST = 4096  # tokens of an expression that is looked at: a shared operand co
 
 
 @dataclass(frozen=True)
-class Form:
+class ComputeForm:
     """`tokens` with holes for the tensors read and the numbers in indices, which follow in order.
 
     Of the n-th read, `starts[n]` is the place of its first number: one an index, what is added to the index's terms."""
@@ -47,7 +47,7 @@ class Form:
     starts: tuple[int, ...]
 
 
-def form_of(values: Sequence[Expr], axes: Mapping[Axis, int]) -> Form | None:
+def form_of(values: Sequence[Expr], axes: Mapping[Axis, int]) -> ComputeForm | None:
     """The form of expressions over numbered axes; None of one that is too large or uses something else."""
     tokens: list[Hashable] = []
     reads: list[Load] = []
@@ -80,7 +80,7 @@ def form_of(values: Sequence[Expr], axes: Mapping[Axis, int]) -> Form | None:
             stack.extend((arg, inside) for arg in reversed(node.args))
         else:
             return None
-    return Form(tuple(tokens), tuple(n.source for n in reads), tuple(numbers), tuple(reads), tuple(starts))
+    return ComputeForm(tuple(tokens), tuple(n.source for n in reads), tuple(numbers), tuple(reads), tuple(starts))
 
 
 def sums_of(node: Load) -> list[Linear]:
@@ -147,7 +147,7 @@ def _taken(made: list[Expr], count: int) -> list[Expr]:
     return taken
 
 
-def compute_form(compute: Map | Reduce, values: Sequence[Expr]) -> tuple[Hashable, Form] | None:
+def compute_form(compute: Map | Reduce, values: Sequence[Expr]) -> tuple[Hashable, ComputeForm] | None:
     """What computes of one kind have in common, and the form of the values one of them computes."""
     summed = compute.reduce_axes if isinstance(compute, Reduce) else ()
     form = form_of(values, {a: n for n, a in enumerate((*compute.axes, *summed))})

@@ -17,7 +17,7 @@ from tilewright.ir.forms.expr import Expr, Load, loads
 from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.ir.meaning.folding import without_dead
 from tilewright.transform.analysis import intensity, peak_bytes
-from tilewright.transform.merge.alike import Constants, Group, Member, alternatives, member_of
+from tilewright.transform.merge.alike import Constants, Member, MergeGroup, alternatives, member_of
 from tilewright.transform.merge.concatenate import Joiner, without_seams
 from tilewright.transform.merge.forms import Views, compute_form
 
@@ -110,7 +110,7 @@ class _Judge:
         near = [way for way in ways if way == chosen or times[way] <= _ALIKE_WORTH * times[chosen]]
         return min(near, key=lambda way: (own_bytes(ways[way]), way != chosen, times[way]))
 
-    def remark(self, key: Hashable, group: Group, merged: Compute) -> None:
+    def remark(self, key: Hashable, group: MergeGroup, merged: Compute) -> None:
         first = group.members[0].compute
         text = f"; {self.known[key][1]}" if key in self.known else ""
         gain = f"{intensity(merged):.2g} operations a byte instead of {intensity(first):.2g}"
@@ -211,7 +211,7 @@ class _Part:
 
     # --- groups
 
-    def _ways(self, places: Iterable[int], views: Views) -> Iterator[list[list[Group]]]:
+    def _ways(self, places: Iterable[int], views: Views) -> Iterator[list[list[MergeGroup]]]:
         """For computes that may be alike the ways to merge them."""
         alike: dict[Hashable, list[Member]] = {}
         for place in places:
@@ -225,7 +225,7 @@ class _Part:
             if len(members) > 1 and (ways := alternatives(members, self.constants)):
                 yield ways
 
-    def _try(self, ways: list[list[Group]]) -> None:
+    def _try(self, ways: list[list[MergeGroup]]) -> None:
         """Takes the way predicted to be fastest, in the neighbourhood of its groups; groups that have nothing to do
         with each other are judged one by one."""
         if len(ways) == 1:
@@ -234,7 +234,7 @@ class _Part:
         else:
             self._try_groups(ways)
 
-    def _by_readers(self, group: Group) -> list[list[Group]]:
+    def _by_readers(self, group: MergeGroup) -> list[list[MergeGroup]]:
         """The group in parts whose readers are alike: together, what only some need afterwards would not be computed
         while a result is still in registers."""
         parts: dict[Hashable, list[Member]] = {}
@@ -247,7 +247,7 @@ class _Part:
             return []
         return [[replace(group, members=tuple(p)) for p in parts.values() if len(p) > 1]]
 
-    def _try_groups(self, ways: Sequence[list[Group]]) -> None:
+    def _try_groups(self, ways: Sequence[list[MergeGroup]]) -> None:
         ways = [w for w in ways if w]
         members = {m.place: m for way in ways for g in way for m in g.members}
         near = self._near(sorted(members))
@@ -269,7 +269,7 @@ class _Part:
         for group in ways[chosen]:
             self.judge.remark(key, group, trial.now[min(m.place for m in group.members)][0])
 
-    def _trial(self, groups: Sequence[Group], near: Sequence[int]) -> _Trial:
+    def _trial(self, groups: Sequence[MergeGroup], near: Sequence[int]) -> _Trial:
         """The groups merged, then maps behind them."""
         trial = _Trial(Views(self.views))
         for group in groups:
@@ -294,7 +294,7 @@ class _Part:
         seen = [n.source for e in expressions(compute) for n in loads(_through(e, trial.views))]
         return not trial.merged.isdisjoint(seen)
 
-    def _apply(self, group: Group, trial: _Trial) -> None:
+    def _apply(self, group: MergeGroup, trial: _Trial) -> None:
         compute, slices = self.joiner.join(group)
         trial.merged.update(compute.outputs)
         for member, view in zip(group.members, slices, strict=True):
@@ -429,7 +429,7 @@ class _Part:
         return tuple(parts)
 
 
-def _apart(group: Group) -> list[list[Group]]:
+def _apart(group: MergeGroup) -> list[list[MergeGroup]]:
     """The members along a new axis, where they are as wide as each other: what reads one element of each, as gates are
     read, then reads a part of every one."""
     if group.axis is None or group.steps or len({m.extents for m in group.members}) > 1:

@@ -44,7 +44,7 @@ from tilewright.ir.forms.expr import (
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.ir.meaning.values import evaluate_exprs, grid
 from tilewright.target import Target
-from tilewright.transform.quantise.quantised import BYTES, SHIFT, Forms, Product, Quantised, quantiser
+from tilewright.transform.quantise.quantised import BYTES, SHIFT, Forms, Quantised, QuantisedProduct, quantiser
 from tilewright.transform.storage import Encoding, all_computes, change_storage, names_of, unique_name
 
 
@@ -102,7 +102,7 @@ def _without_requantising(program: Program) -> Program:
 
 
 def _written(
-    compute: Compute, found: Mapping[Tensor, Product], renamed: Mapping[Tensor, Tensor], taken: set[str],
+    compute: Compute, found: Mapping[Tensor, QuantisedProduct], renamed: Mapping[Tensor, Tensor], taken: set[str],
     known: Mapping[Tensor, np.ndarray], form: IntegerForm,
 ) -> list[Compute]:  # fmt: skip
     if isinstance(compute, Scan):
@@ -112,7 +112,9 @@ def _written(
     return [compute] if product is None else _Writer(product, renamed, taken, known, form).computes()
 
 
-def _encodings(found: Iterable[Product], form: IntegerForm, constants: Collection[Tensor]) -> dict[Tensor, Encoding]:
+def _encodings(
+    found: Iterable[QuantisedProduct], form: IntegerForm, constants: Collection[Tensor]
+) -> dict[Tensor, Encoding]:
     """Computed bytes that the instructions want in the other of their two readings."""
     wishes: dict[Tensor, set[DType]] = {}
     for product in found:
@@ -151,7 +153,7 @@ def shifted_bytes(dtype: DType, own: DType) -> Encoding:
 class _Writer:
     """The computes of one integer contraction: its sums, and the map that puts them together."""
 
-    product: Product
+    product: QuantisedProduct
     renamed: Mapping[Tensor, Tensor]
     taken: set[str]
     constants: Mapping[Tensor, np.ndarray]

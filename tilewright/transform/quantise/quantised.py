@@ -66,7 +66,7 @@ class Quantised:
 
 
 @dataclass(frozen=True)
-class Product:
+class QuantisedProduct:
     """A contraction of two quantised factors."""
 
     compute: Reduce
@@ -85,7 +85,7 @@ class Forms:
         self.known: dict[Tensor, tuple[tuple[Axis, ...], Quantised] | None] = {}
         self.taken = names_of(self.program)
 
-    def product(self, compute: Compute) -> Product | None:
+    def product(self, compute: Compute) -> QuantisedProduct | None:
         if not isinstance(compute, Reduce) or compute.monoid.operator != "add" or len(compute.outputs) != 1:
             return None
         if compute.elements[0].dtype not in (dtypes.float32, dtypes.int32):
@@ -110,7 +110,7 @@ class Forms:
             left, right = right, left
         if left.read.source in self.constants or not _fits(compute, right):
             return None
-        return Product(compute, left, right)
+        return QuantisedProduct(compute, left, right)
 
     def quantised(self, value: Expr) -> Quantised | None:
         """A value as a scale times an integer less its zero point; looks through the maps it is read from."""

@@ -46,13 +46,13 @@ def choose_prefixes(program: Program, predict: Predict) -> Program:
     return without_dead(replace(program, computes=tuple(computes), remarks=(*program.remarks, *remarks)))
 
 
-def _pays(prefix: Prefix, program: Program, predict: Predict) -> bool:
+def _pays(prefix: PrefixScan, program: Program, predict: Predict) -> bool:
     steps, blocks = (predict(alone(c, program)) for c in ([prefix.scan], prefix.computes(set())))
     return blocks < _WORTH * steps
 
 
 @dataclass(frozen=True)
-class Prefix:
+class PrefixScan:
     """A Scan that combines one number more at every step: which, with what, and whether its own step counts."""
 
     scan: Scan
@@ -135,7 +135,7 @@ class Prefix:
         return unique_name(f"{self.scan.stacked[0][1].name}_{suffix}", taken)
 
 
-def _found(scan: Scan, program: Program) -> Prefix | None:
+def _found(scan: Scan, program: Program) -> PrefixScan | None:
     if len(scan.carry) != 1 or scan.finals != (None,) or len(scan.stacked) != 1 or _extent(scan.axis) < _FEWEST:
         return None
     maps = {c.output: c for c in scan.body if isinstance(c, Map)}
@@ -157,7 +157,7 @@ def _found(scan: Scan, program: Program) -> Prefix | None:
     nothing = neutral(value.op.name, step.output.dtype).value
     begun = program.constants.get(initial)
     start = None if begun is not None and bool(np.all(np.asarray(begun) == nothing)) else initial
-    return Prefix(scan, step, value.op.name, others[0], start, exclusive)
+    return PrefixScan(scan, step, value.op.name, others[0], start, exclusive)
 
 
 def _own(carry: Tensor, compute: Map) -> Load:

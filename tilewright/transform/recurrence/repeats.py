@@ -22,7 +22,7 @@ LARGEST_STEP = 256  # computes of a step
 
 
 @dataclass(frozen=True, eq=False)
-class Node:
+class RepeatNode:
     """A compute that may be part of a step, with views looked through; `kind` is None of one that may not."""
 
     place: int  # in the Program
@@ -52,7 +52,7 @@ class Chain:
     """Equal steps in order, each as its computes in order. `refs` and `growth` are those of every step: what each
     compute reads, and by how much each number of its indices grows from step to step."""
 
-    steps: tuple[tuple[Node, ...], ...]
+    steps: tuple[tuple[RepeatNode, ...], ...]
     refs: tuple[tuple[Ref, ...], ...]
     growth: tuple[tuple[int, ...], ...]
 
@@ -63,12 +63,12 @@ class Nodes:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.views = Views()
-        self.all: list[Node] = []
+        self.all: list[RepeatNode] = []
         outputs = set(program.outputs)
         kinds: dict[Hashable, Hashable] = {}
         for place, compute in enumerate(program.computes):
             if not isinstance(compute, Map | Reduce):
-                self.all.append(Node(place, compute.outputs, tuple(map(self.views.source, reads(compute)))))
+                self.all.append(RepeatNode(place, compute.outputs, tuple(map(self.views.source, reads(compute)))))
                 continue
             values = self.views.through(expressions(compute))
             if isinstance(compute, Map) and isinstance(values[0], Load) and compute.output not in outputs:
@@ -76,14 +76,14 @@ class Nodes:
                 continue
             found = compute_form(compute, values)
             if found is None:
-                self.all.append(Node(place, compute.outputs, tuple(n.source for n in loads(*values))))
+                self.all.append(RepeatNode(place, compute.outputs, tuple(n.source for n in loads(*values))))
                 continue
             kind, form = found
             # long keys are hashed once: a number stands for each
             number = kinds.setdefault(kind, len(kinds))
-            self.all.append(Node(place, compute.outputs, form.sources, number, compute, values, form.numbers))
+            self.all.append(RepeatNode(place, compute.outputs, form.sources, number, compute, values, form.numbers))
         self.maker = {t: (n, place) for n in self.all for place, t in enumerate(n.outputs)}
-        self.users: dict[Node, dict[Node, None]] = {}
+        self.users: dict[RepeatNode, dict[RepeatNode, None]] = {}
         for node in self.all:
             for tensor in node.sources:
                 if tensor in self.maker:
@@ -92,15 +92,15 @@ class Nodes:
 
 def find_chains(nodes: Nodes) -> list[Chain]:
     """Every chain of at least `FEWEST` equal steps, none of which shares a compute with another."""
-    groups: dict[Hashable, list[Node]] = {}
+    groups: dict[Hashable, list[RepeatNode]] = {}
     for node in nodes.all:
         if node.kind is not None:
             groups.setdefault(node.kind, []).append(node)
     candidates = [g for g in groups.values() if len(g) >= FEWEST]
     candidates.sort(key=lambda g: (-len(g), -g[0].place))
     chains: list[Chain] = []
-    walked: set[Node] = set()  # computes of steps that were looked at, whatever came of it
-    taken: set[Node] = set()
+    walked: set[RepeatNode] = set()  # computes of steps that were looked at, whatever came of it
+    taken: set[RepeatNode] = set()
     for group in candidates:
         if any(n in walked for n in group):
             continue
@@ -157,9 +157,9 @@ class _Walk:
     """The steps that a group of anchors ends."""
 
     nodes: Nodes
-    group: Sequence[Node]
-    steps: list[list[Node]] = field(default_factory=list)
-    number: dict[Node, tuple[int, int]] = field(default_factory=dict)  # the step and the place in it
+    group: Sequence[RepeatNode]
+    steps: list[list[RepeatNode]] = field(default_factory=list)
+    number: dict[RepeatNode, tuple[int, int]] = field(default_factory=dict)  # the step and the place in it
     is_chain: bool = True
 
     def __post_init__(self) -> None:
@@ -178,11 +178,11 @@ class _Walk:
                     return True
         return False
 
-    def _new(self, anchor: Node, turn: int) -> list[Node]:
+    def _new(self, anchor: RepeatNode, turn: int) -> list[RepeatNode]:
         """The anchor and what it depends on that no anchor before it does, operands first."""
         maker, number = self.nodes.maker, self.number
-        step: list[Node] = []
-        open_: set[Node] = {anchor}
+        step: list[RepeatNode] = []
+        open_: set[RepeatNode] = {anchor}
         stack = [(anchor, iter(anchor.sources))]
         if anchor in number:
             return step
@@ -263,12 +263,16 @@ class _Walk:
         return Chain(tuple(steps), refs, growth)
 
     def _fitted(
-        self, anchor: Node, after: tuple[Node, ...], refs: Sequence[tuple[Ref, ...]], growth: Sequence[tuple[int, ...]]
-    ) -> tuple[Node, ...] | None:
+        self,
+        anchor: RepeatNode,
+        after: tuple[RepeatNode, ...],
+        refs: Sequence[tuple[Ref, ...]],
+        growth: Sequence[tuple[int, ...]],
+    ) -> tuple[RepeatNode, ...] | None:
         """The step that the anchor ends, as the one after it is made; None where it is made in another way. A first
         step differs in what it depends on: its state comes from anywhere."""
         maker = self.nodes.maker
-        found: list[Node | None] = [None] * len(after)
+        found: list[RepeatNode | None] = [None] * len(after)
         found[-1] = anchor
         for place in range(len(after) - 1, -1, -1):
             node, template = found[place], after[place]
@@ -298,7 +302,7 @@ class _Walk:
         return step
 
 
-def _with_readers(chain: Chain, nodes: Nodes, taken: set[Node]) -> Chain:
+def _with_readers(chain: Chain, nodes: Nodes, taken: set[RepeatNode]) -> Chain:
     """The chain with what is made of each step and of nothing later: outputs of a step that no step reads."""
     number = {n: (turn, place) for turn, step in enumerate(chain.steps) for place, n in enumerate(step)}
     steps = [list(step) for step in chain.steps]
@@ -326,9 +330,14 @@ def _with_readers(chain: Chain, nodes: Nodes, taken: set[Node]) -> Chain:
 
 
 def _readers(
-    turn: int, added: Sequence[Node], nodes: Nodes, number: Mapping[Node, tuple[int, int]], taken: set[Node], start: int
-) -> dict[tuple[Hashable, tuple[Ref, ...]], list[Node]]:
-    found: dict[tuple[Hashable, tuple[Ref, ...]], list[Node]] = {}
+    turn: int,
+    added: Sequence[RepeatNode],
+    nodes: Nodes,
+    number: Mapping[RepeatNode, tuple[int, int]],
+    taken: set[RepeatNode],
+    start: int,
+) -> dict[tuple[Hashable, tuple[Ref, ...]], list[RepeatNode]]:
+    found: dict[tuple[Hashable, tuple[Ref, ...]], list[RepeatNode]] = {}
     for reader in dict.fromkeys(u for n in added for u in nodes.users.get(n, ())):
         if reader in number or reader in taken or reader.kind is None:
             continue
@@ -347,7 +356,7 @@ def _readers(
     return found
 
 
-def _common_growth(readers: Sequence[Node], refs: Sequence[Ref], program: Program) -> tuple[int, ...] | None:
+def _common_growth(readers: Sequence[RepeatNode], refs: Sequence[Ref], program: Program) -> tuple[int, ...] | None:
     first, second = readers[0], readers[1]
     growth = tuple(b - a for a, b in zip(first.numbers, second.numbers, strict=True))
     for turn, node in enumerate(readers):

@@ -18,7 +18,7 @@ from tilewright.ir.forms.expr import Axis, Expr, Load, load, loads, substitute, 
 from tilewright.ir.forms.tensor import Tensor, elements
 from tilewright.ir.meaning.folding import without_dead
 from tilewright.transform.merge.forms import Views, affine, rebuilt, without_choices
-from tilewright.transform.recurrence.repeats import Chain, Node, Nodes, Ref, find_chains, starts_of
+from tilewright.transform.recurrence.repeats import Chain, Nodes, Ref, RepeatNode, find_chains, starts_of
 
 Predict = Callable[[Program], float]  # with all that later stages make of it
 
@@ -243,7 +243,7 @@ class _Loop:
                 found.add(place)
         return found
 
-    def _reads_weights(self, node: Node, refs: Iterable[Ref]) -> bool:
+    def _reads_weights(self, node: RepeatNode, refs: Iterable[Ref]) -> bool:
         if not isinstance(node.compute, Reduce):
             return False
         return any(r.node < 0 and t in self.nodes.program.constants for r, t in zip(refs, node.sources, strict=True))
@@ -279,20 +279,20 @@ class _Loop:
     def _own(self, key: tuple[int, int]) -> Tensor:
         return self.first[key[0]].outputs[key[1]]
 
-    def _of_a_step(self, place: int, node: Node) -> Compute:
+    def _of_a_step(self, place: int, node: RepeatNode) -> Compute:
         outputs = tuple(self._tensor(t, "_step") for t in node.outputs)
         values = self._values(place, node, var(self.step), inside=True)
         self.inner.update({(place, n): t for n, t in enumerate(outputs)})
         return _like(node, outputs, (), values)
 
-    def _of_all_steps(self, place: int, node: Node) -> Compute:
+    def _of_all_steps(self, place: int, node: RepeatNode) -> Compute:
         outputs = tuple(self._tensor(t, "_steps", (self.count,)) for t in node.outputs)
         axis = Axis("t", self.count)
         values = self._values(place, node, var(axis), inside=False)
         self.whole.update({(place, n): t for n, t in enumerate(outputs)})
         return _like(node, outputs, (axis,), values)
 
-    def _values(self, place: int, node: Node, now: Expr, inside: bool) -> tuple[Expr, ...]:
+    def _values(self, place: int, node: RepeatNode, now: Expr, inside: bool) -> tuple[Expr, ...]:
         refs, growth = self.chain.refs[place], self.chain.growth[place]
 
         def read(number: int, indices: tuple[Expr, ...]) -> Expr:
@@ -351,7 +351,7 @@ class _Loop:
         return Tensor(name, (*first, *like.shape), like.dtype)
 
 
-def _like(node: Node, outputs: tuple[Tensor, ...], more: tuple[Axis, ...], values: tuple[Expr, ...]) -> Compute:
+def _like(node: RepeatNode, outputs: tuple[Tensor, ...], more: tuple[Axis, ...], values: tuple[Expr, ...]) -> Compute:
     """The node's compute with other outputs and values, over axes of its own."""
     compute = node.compute
     assert compute is not None

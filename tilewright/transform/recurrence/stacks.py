@@ -17,7 +17,7 @@ from tilewright.ir.forms.tensor import Tensor
 
 
 @dataclass(frozen=True)
-class Link:
+class LayerLink:
     """How a layer gets its input: from which Scan, by which computes that look at no other time."""
 
     below: Scan
@@ -26,7 +26,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Layer:
+class StackedLayer:
     """A Scan that may be a layer of a stack: what its body reads at the step, and on which axis of it."""
 
     scan: Scan
@@ -38,8 +38,8 @@ class Stack:
     """Layers of equal structure, the lowest first. `body` and `between` are computes that stand for those of every
     layer: they have no axis of time and read tensors of their own, for which there is one of each layer."""
 
-    layers: tuple[Layer, ...]
-    links: tuple[Link, ...]
+    layers: tuple[StackedLayer, ...]
+    links: tuple[LayerLink, ...]
     body: tuple[Map | Reduce, ...]
     between: tuple[Map | Reduce, ...]  # from one layer to the next
     in_body: Mapping[Tensor, tuple[Tensor, ...]]
@@ -64,8 +64,8 @@ class Stack:
 def find_stacks(program: Program) -> list[Stack]:
     """Every chain of two Scans or more that may run as a wavefront."""
     producers = program.producers()
-    layers: dict[Scan, Layer] = {}
-    links: dict[Scan, Link] = {}
+    layers: dict[Scan, StackedLayer] = {}
+    links: dict[Scan, LayerLink] = {}
     for compute in program.computes:
         layer = _layer(compute, program) if isinstance(compute, Scan) else None
         if layer is None:
@@ -97,7 +97,7 @@ def steps_of(scan: Scan) -> int:
     return scan.axis.extent
 
 
-def _layer(scan: Scan, program: Program) -> Layer | None:
+def _layer(scan: Scan, program: Program) -> StackedLayer | None:
     made = {t for c in scan.body for t in c.outputs}
     if scan.reverse or not isinstance(scan.axis.extent, int) or scan.axis.extent < 2:
         return None
@@ -115,10 +115,10 @@ def _layer(scan: Scan, program: Program) -> Layer | None:
         return None
     if any(n.source not in inputs and n.source not in program.constants for n in read):
         return None
-    return Layer(scan, inputs) if inputs else None
+    return StackedLayer(scan, inputs) if inputs else None
 
 
-def _link(layer: Layer, program: Program, producers: Mapping[Tensor, Compute]) -> Link | None:
+def _link(layer: StackedLayer, program: Program, producers: Mapping[Tensor, Compute]) -> LayerLink | None:
     when = dict(layer.inputs)
     below: dict[Scan, None] = {}
     done: dict[Tensor, Map | Reduce | None] = {}
@@ -149,7 +149,7 @@ def _link(layer: Layer, program: Program, producers: Mapping[Tensor, Compute]) -
     if len(below) != 1:
         return None
     computes = tuple(c for c in done.values() if c is not None)
-    return Link(next(iter(below)), computes, when)
+    return LayerLink(next(iter(below)), computes, when)
 
 
 def _read_at(compute: Compute, time: Axis) -> dict[Tensor, int] | None:
@@ -282,7 +282,7 @@ def _equal(a: Map | Reduce, b: Map | Reduce) -> bool:
     return all(x is y for x, y in zip(expressions(a), expressions(b), strict=True))
 
 
-def _body_form(template: _Template, layer: Layer) -> _Form | None:
+def _body_form(template: _Template, layer: StackedLayer) -> _Form | None:
     scan = layer.scan
     kinds = {t: f"input {dim}" for t, dim in layer.inputs.items()}
     kinds.update({t: f"carry {i}" for i, t in enumerate(scan.carry)})
@@ -290,7 +290,7 @@ def _body_form(template: _Template, layer: Layer) -> _Form | None:
     return _form(template, scan.body, kinds, layer.inputs, (scan.axis,))
 
 
-def _between_form(template: _Template, link: Link) -> _Form | None:
+def _between_form(template: _Template, link: LayerLink) -> _Form | None:
     kinds = {t: "made" for c in link.computes for t in c.outputs}
     for tensor in link.when:
         if tensor not in kinds:
@@ -299,7 +299,7 @@ def _between_form(template: _Template, link: Link) -> _Form | None:
     return _form(template, link.computes, kinds, link.when, times)
 
 
-def _stack(layers: Sequence[Layer], links: Sequence[Link], program: Program) -> Stack | None:
+def _stack(layers: Sequence[StackedLayer], links: Sequence[LayerLink], program: Program) -> Stack | None:
     """The layers from the lowest on as a stack, as far as they are alike and nothing else ties them together."""
     own, way = _Template(), _Template()
     later = later_than(program.computes, layers[0].scan)
@@ -332,7 +332,7 @@ def _stack(layers: Sequence[Layer], links: Sequence[Link], program: Program) -> 
     )
 
 
-def _same_layer(layer: Layer, form: _Form, first: Layer, known: _Form) -> bool:
+def _same_layer(layer: StackedLayer, form: _Form, first: StackedLayer, known: _Form) -> bool:
     """Whether a layer carries what the first carries, and computes it in the same way."""
     one, other = layer.scan, first.scan
     if steps_of(one) != steps_of(other) or len(one.carry) != len(other.carry) or not _same(form, known):
@@ -342,7 +342,7 @@ def _same_layer(layer: Layer, form: _Form, first: Layer, known: _Form) -> bool:
     return [form.own.index(t) for t in one.following] == [known.own.index(t) for t in other.following]
 
 
-def _sources(template: _Template, form: _Form, layer: Layer, link: Link) -> list[Tensor | int]:
+def _sources(template: _Template, form: _Form, layer: StackedLayer, link: LayerLink) -> list[Tensor | int]:
     """Where each input of a layer comes from: a tensor made between the layers, or a carry of the layer below."""
     found: list[Tensor | int] = []
     for tensor in layer.inputs:

@@ -36,7 +36,7 @@ from tilewright.ir.forms.expr import (
 )
 from tilewright.ir.forms.loops import Alloc, Buffer, For, ForKind, If, Memory, Operand, Stmt, Store
 from tilewright.ir.forms.tensor import Tensor
-from tilewright.lower.blocks import Piece, pieces
+from tilewright.lower.blocks import BlockRun, pieces
 from tilewright.lower.nesting import serial, trip_count
 from tilewright.target.instruction_sets import WAY_BYTES
 from tilewright.tile_graph.algebra.propagate import Range, extent_of
@@ -74,14 +74,14 @@ class TileRows:
         """Rows of each register of a block."""
         return [min(self.height, rows - done) for done in range(0, rows, self.height)]
 
-    def blocks(self) -> list[Piece]:
+    def blocks(self) -> list[BlockRun]:
         """Blocks of rows; none ends inside a unit."""
         extent, size, unit = self.setting.height, self.setting.size, self.unit
         if unit == 1:
             return pieces(extent, size, 1)
         part = Range(simplify(extent.low // unit), int(extent.size) // unit, extent.extent // unit)
         found = pieces(part, max(1, size // unit), 1)
-        return [Piece(simplify(p.base * unit), p.trips, p.size * unit, 1) for p in found]
+        return [BlockRun(simplify(p.base * unit), p.trips, p.size * unit, 1) for p in found]
 
     def around(self, body: Sequence[Stmt]) -> tuple[Stmt, ...]:
         return tuple(body)

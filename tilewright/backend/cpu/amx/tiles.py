@@ -33,9 +33,9 @@ from tilewright.ir.forms.loops import (
     Operand,
     Stmt,
 )
-from tilewright.lower.blocks import Piece, pieces
+from tilewright.lower.blocks import BlockRun, pieces
 from tilewright.lower.nesting import alloc, serial, trip_count, walked
-from tilewright.lower.register_block import Block
+from tilewright.lower.register_block import RegisterBlock
 from tilewright.target.instruction_sets import LINE_BYTES
 from tilewright.tile_graph.algebra.propagate import extent_of
 from tilewright.tile_graph.plan.leaf_form import TileForm
@@ -139,7 +139,7 @@ class CpuTiles:
             body.insert(0, _configure(common))
         return panels.around([*panels.fill(), *body])
 
-    def _across(self, piece: Piece, row: Expr, rows: int, panels: Panels, env: Env) -> Stmt:
+    def _across(self, piece: BlockRun, row: Expr, rows: int, panels: Panels, env: Env) -> Stmt:
         """The panels of columns that pass a block of rows."""
         columns = self.nest.ranges[self.setting.found.column]
         loop = Axis(f"{self.setting.found.column.name}_block", trip_count(piece.trips))
@@ -274,7 +274,7 @@ class CpuTiles:
             column = var(u)
         at[setting.found.column] = simplify(part.column + column)
         results = nest.results_of(monoid, self.sums.buffer, self.sums.at(part, var(row), simplify(column)))
-        return (For(row, ForKind.SERIAL, nest.stores_of(Block(at, (u,), lane), results)),)
+        return (For(row, ForKind.SERIAL, nest.stores_of(RegisterBlock(at, (u,), lane), results)),)
 
     def _configuration(self, rows: int, columns: int) -> _Configuration:
         """Sizes of the tiles, in the order in which a block allocates them."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from tilewright.backend.cpu.depthwise.window import CHANNELS, Window, splits_well, window_of
+from tilewright.backend.cpu.depthwise.window import CHANNELS, DepthwiseWindow, splits_well, window_of
 from tilewright.backend.cpu.dot.operands import Env, do
 from tilewright.backend.cpu.vector.nest import CpuNest
 from tilewright.intrinsics.cpu import WINDOW_DOTS, Dot
@@ -19,9 +19,9 @@ from tilewright.ir.analysis.simplify import simplify
 from tilewright.ir.forms.bounds import static
 from tilewright.ir.forms.expr import Axis, Const, Expr, all_of, axes_of, const, load, minimum, substitute, var
 from tilewright.ir.forms.loops import Alloc, Buffer, For, ForKind, If, Instruction, Memory, Operand, Stmt, Store
-from tilewright.lower.blocks import Piece, pieces
+from tilewright.lower.blocks import BlockRun, pieces
 from tilewright.lower.nesting import serial, trip_count, unrolled, walked
-from tilewright.lower.register_block import Block
+from tilewright.lower.register_block import RegisterBlock
 from tilewright.tile_graph.algebra.propagate import Range, extent_of
 from tilewright.tile_graph.plan.leaf_form import WindowForm
 
@@ -32,7 +32,7 @@ class _Taps:
 
     buffer: Buffer
     dot: Dot
-    found: Window
+    found: DepthwiseWindow
     groups: int
     size: int  # of one position
 
@@ -54,7 +54,7 @@ class CpuWindow(CpuNest):
         loops, env = walked(plain, self.ranges)
         return (Alloc(buffer, serial(loops, (*self._fill(env, taps), *self._outputs(env, taps)))),)
 
-    def _is_ready(self, found: Window, dot: Dot) -> bool:
+    def _is_ready(self, found: DepthwiseWindow, dot: Dot) -> bool:
         channels = self.ranges[found.channel]
         size = min(int(channels.size), channels.extent)
         whole = all(static(self.ranges[r].count) == extent_of(r.extent) for r in self.nest.reduce_axes)
@@ -110,7 +110,7 @@ class CpuWindow(CpuNest):
             body.append(Instruction("interleave_4", operands))
         return (Alloc(held, tuple(body)),)
 
-    def _channel_blocks(self, found: Window, inner: Callable[[Expr], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
+    def _channel_blocks(self, found: DepthwiseWindow, inner: Callable[[Expr], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
         """Blocks over the tile's channels; the last begins earlier where the channels are not whole blocks."""
         channels = self.ranges[found.channel]
         count = channels.count
@@ -136,7 +136,7 @@ class CpuWindow(CpuNest):
                 body.extend(self._row_blocks(piece, row, start, env, taps))
         return tuple(body)
 
-    def _row_blocks(self, piece: Piece, row: Range, start: Expr, env: Env, taps: _Taps) -> tuple[Stmt, ...]:
+    def _row_blocks(self, piece: BlockRun, row: Range, start: Expr, env: Env, taps: _Taps) -> tuple[Stmt, ...]:
         if static(piece.trips) == 1:
             return self._sums(piece.base, piece.size, start, env, taps)
         loop = Axis("row_block", trip_count(piece.trips))
@@ -175,7 +175,5 @@ class CpuWindow(CpuNest):
                 b = Operand(weights.buffer, weights.indices(logical))
                 one = Instruction(name, (Operand(acc, (var(u), var(v), const(0))), a, b))
                 body.extend(unrolled((u, v), (one,)))
-        body.extend(self._stores(Block(at, (u, v), lane), results))
+        body.extend(self._stores(RegisterBlock(at, (u, v), lane), results))
         return (Alloc(acc, tuple(body)),)
-
-

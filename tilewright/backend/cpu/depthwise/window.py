@@ -21,7 +21,7 @@ CHANNELS = 16  # a register of bytes, interleaved together
 
 
 @dataclass(frozen=True, eq=False)
-class Window:
+class DepthwiseWindow:
     a: Load
     b: Load
     conditions: tuple[Expr, ...]  # where an element counts
@@ -46,7 +46,7 @@ class Window:
         ))  # fmt: skip
 
 
-def window_of(nest: Nest) -> Window | None:
+def window_of(nest: Nest) -> DepthwiseWindow | None:
     """The nest as such a window; None where it is not one."""
     found = narrow_product(nest)
     if found is None:
@@ -60,7 +60,7 @@ def window_of(nest: Nest) -> Window | None:
     return None
 
 
-def _as_window(nest: Nest, a: Load, b: Load, conditions: tuple[Expr, ...]) -> Window | None:
+def _as_window(nest: Nest, a: Load, b: Load, conditions: tuple[Expr, ...]) -> DepthwiseWindow | None:
     plain = [i.axis for i in b.indices if isinstance(i, Var)]
     across = [r for r in nest.reduce_axes if r in axes_of(a, *conditions)]
     terms = tuple(r for r in nest.reduce_axes if r not in across)
@@ -85,7 +85,7 @@ def _as_window(nest: Nest, a: Load, b: Load, conditions: tuple[Expr, ...]) -> Wi
 
 def _along(
     across: Sequence[Axis], a: Load, b: Load, conditions: tuple[Expr, ...], channel: Axis, row: Axis
-) -> Window | None:
+) -> DepthwiseWindow | None:
     """The window with its interleaved taps shared along one output axis."""
     at = [i for i in a.indices if row in axes_of(i)]
     if len(at) != 1:
@@ -100,7 +100,7 @@ def _along(
     (inner,) = (r for r in across if r is not outer)
     if not all(_follows(c, row, outer, known[row]) for c in conditions):
         return None
-    return Window(a, b, conditions, channel, row, known[row], outer, inner)
+    return DepthwiseWindow(a, b, conditions, channel, row, known[row], outer, inner)
 
 
 def _follows(condition: Expr, row: Axis, outer: Axis, step: int) -> bool:

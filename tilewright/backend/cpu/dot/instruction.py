@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import prod
 
 from tilewright.backend.cpu.dot.contraction import Contraction, block_of, contractions, panel_layout
-from tilewright.backend.cpu.dot.operands import Env, Panels, Rows, Setting, do, row_env
+from tilewright.backend.cpu.dot.operands import Env, Panels, RowSource, Setting, do, row_env
 from tilewright.backend.cpu.vector.nest import CpuNest
 from tilewright.errors import InternalError
 from tilewright.intrinsics.cpu import DOTS, Dot
@@ -21,9 +21,9 @@ from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.bounds import static
 from tilewright.ir.forms.expr import Axis, Expr, const, load, substitute, var
 from tilewright.ir.forms.loops import Alloc, Buffer, For, ForKind, Instruction, Memory, Operand, Stmt, Store
-from tilewright.lower.blocks import Piece, pieces
+from tilewright.lower.blocks import BlockRun, pieces
 from tilewright.lower.nesting import serial, trip_count, unrolled, walked
-from tilewright.lower.register_block import Block
+from tilewright.lower.register_block import RegisterBlock
 from tilewright.tile_graph.algebra.propagate import Range, extent_of
 from tilewright.tile_graph.plan.leaf_form import InstructionForm
 
@@ -93,7 +93,7 @@ class CpuInstruction(CpuNest):
     # --- loops around
 
     def _panel(self, env: Env, setting: Setting) -> tuple[Stmt, ...]:
-        rows = Rows(self, setting, env)
+        rows = RowSource(self, setting, env)
         panels = Panels(self, setting, env)
         columns = self.ranges[setting.found.column]
         across = [p for p in pieces(columns, setting.width, setting.dot.lanes) if _any(p)]
@@ -118,7 +118,7 @@ class CpuInstruction(CpuNest):
 
     # --- accumulators in vector registers
 
-    def _vectors(self, part: _Part, rows: Rows, panels: Panels, setting: Setting, env: Env) -> tuple[Stmt, ...]:
+    def _vectors(self, part: _Part, rows: RowSource, panels: Panels, setting: Setting, env: Env) -> tuple[Stmt, ...]:
         dot = setting.dot
         monoid = self.nest.monoid
         assert monoid is not None
@@ -169,11 +169,11 @@ class CpuInstruction(CpuNest):
         index: tuple[Expr, ...]
         if part.lanes == dot.lanes:
             at = {**env, **row, setting.found.column: column}
-            block, index = Block(at, (u, v), lane), (var(u), var(v), var(lane))
+            block, index = RegisterBlock(at, (u, v), lane), (var(u), var(v), var(lane))
         else:
             single = Axis("column_u", part.columns)
             at = {**env, **row, setting.found.column: simplify(part.column + var(single))}
-            block, index = Block(at, (u, single), None), (var(u), const(0), var(single))
+            block, index = RegisterBlock(at, (u, single), None), (var(u), const(0), var(single))
         results = self._results(monoid, [acc], index)
         if seed is not None:
             results = {seed[0]: load(acc, index)}
@@ -216,7 +216,7 @@ def _name(dot: Dot, found: Contraction) -> str | None:
     return dot.instruction(found.a.dtype.name, found.b.dtype.name)
 
 
-def _any(piece: Piece) -> bool:
+def _any(piece: BlockRun) -> bool:
     return static(piece.trips) != 0
 
 

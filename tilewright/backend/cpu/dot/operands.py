@@ -82,7 +82,7 @@ def row_env(nest: CpuNest, setting: Setting, row: Expr) -> Env:
     return env
 
 
-class Rows:
+class RowSource:
     """Where the rows of a tile are read: in place, or in scratch that `fill` writes."""
 
     def __init__(self, nest: CpuNest, setting: Setting, env: Env) -> None:

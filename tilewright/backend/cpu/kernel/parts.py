@@ -18,7 +18,7 @@ from tilewright.tile_graph.traffic.moving import footprint
 
 
 @dataclass(frozen=True)
-class Parts:
+class TileParts:
     """How nests are walked in parts, with an entry a candidate."""
 
     boxes: Mapping[Nest, Box]  # of the nests that are, what they compute in one
@@ -54,7 +54,7 @@ def parts_in(whole: Mapping[Axis, int], sizes: Mapping[Axis, Size]) -> Size:
 def parts_of(
     nests: Sequence[Nest], first: int, last: int, level: MemoryLevel, stored: frozenset[Tensor], context: NestContext,
     whole: Mapping[Axis, int], sizes: Mapping[Axis, Size],
-) -> Parts:  # fmt: skip
+) -> TileParts:  # fmt: skip
     """The nests from `first` up to `last` in parts of these sizes, what passes between them at a nearer level."""
     known, root = context.memo.tiles.boxes, nests[-1]
     origins = dict(zip(context.memo.tiles.origins(root), root.axes, strict=True))
@@ -74,7 +74,7 @@ def parts_of(
         passed = passed + sum(each * t.dtype.bytes * times[nest] for t in nest.stores if t in near)
     kept = frozenset(t for n in walked for t in n.stores if t not in near)
     starting = PART_CYCLES / (context.target.clock or context.target.fma_clock) * count * len(walked)
-    return Parts(
+    return TileParts(
         {n: boxes[n] for n in walked}, near, filling, times, footprint(walked, boxes, kept, None, known=known),
         passed / level.bandwidth + passed / level.writing,
         _read_again(walked, boxes, around, near, count, filled, context), starting,

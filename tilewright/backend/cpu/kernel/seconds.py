@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from tilewright.backend.cpu.constants import BEYOND_A_RUN, EXPOSED, TILE_SECONDS
-from tilewright.backend.terms import Terms, Work, hidden, level_terms
+from tilewright.backend.terms import KernelWork, Terms, hidden, level_terms
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.propagate import Size
 from tilewright.tile_graph.traffic.touch import least
 
 
-def cpu_terms(work: Work, target: Target) -> Terms:
+def cpu_terms(work: KernelWork, target: Target) -> Terms:
     tiles = work.tiles
     active = least(tiles, target.units)
     waves = -(-tiles // target.units) * active / tiles  # of the time that even shares would take

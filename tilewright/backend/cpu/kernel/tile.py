@@ -33,8 +33,8 @@ from tilewright.backend.cpu.constants import (
     TILE_FAR_EXPOSED,
     TILE_SECONDS,
 )
-from tilewright.backend.cpu.kernel.homes import byte_seconds, farthest_hold, lone_unit_share
-from tilewright.backend.cpu.kernel.parts import Parts
+from tilewright.backend.cpu.kernel.parts import TileParts
+from tilewright.backend.cpu.kernel.residency import byte_seconds, farthest_hold, lone_unit_share
 from tilewright.backend.cpu.kernel.tile_traffic import Numbers, outer_scratch_seconds, scratch_seconds, traffic_seconds
 from tilewright.backend.cpu.leaf.instructions import crowding
 from tilewright.backend.cpu.leaf.leaf_seconds import (
@@ -45,8 +45,14 @@ from tilewright.backend.cpu.leaf.leaf_seconds import (
 )
 from tilewright.backend.cpu.leaf.near_rows import may_keep_rows, near_rows
 from tilewright.backend.cpu.leaf.vectorise import layouts_around, scatter_cycles
-from tilewright.backend.cpu.prefetch.ahead import asked_ahead, panel_read, prefetched_seconds, rows_ahead, walks_rows
-from tilewright.backend.cpu.prefetch.soon import asked_soon, weights_in_panels
+from tilewright.backend.cpu.prefetch.panels import (
+    panel_read,
+    prefetch_distance,
+    prefetched_seconds,
+    rows_ahead,
+    walks_rows,
+)
+from tilewright.backend.cpu.prefetch.soon import prefetch_before, weights_in_panels
 from tilewright.backend.protocol import Choice
 from tilewright.ir.forms.expr import Axis, var
 from tilewright.ir.forms.tensor import Tensor
@@ -208,7 +214,7 @@ def windows(
 
 
 @dataclass(frozen=True)
-class Times:
+class TileTimes:
     """Predictions with an entry a candidate tile: seconds of the kernel, its tiles, bytes a tile holds."""
 
     seconds: Numbers
@@ -221,17 +227,15 @@ class Times:
 def predict(
     nests: Sequence[Nest], plans: Sequence[Leaf], context: NestContext, stored: frozenset[Tensor],
     sizes: Mapping[Axis, Numbers], stream: Stream | None = None, block: Size = 0, overlaps: Sequence[Overlap] = (),
-    parts: Parts | None = None,
-) -> Times:  # fmt: skip
+    parts: TileParts | None = None,
+) -> TileTimes:  # fmt: skip
     """The time of a kernel with output tiles of these sizes, some of its nests in `parts` of them; infinite where a
     tile's intermediates do not fit."""
     root = nests[-1]
     known = context.memo.tiles.boxes
     origins = dict(zip(root.axes, context.memo.tiles.origins(root), strict=True))
     units = root.unswitched  # tiles begin at whole blocks of these: divisions by a block's size stay exact
-    box = known.box(
-        tuple(Range(var(origins[a]) * units.get(a, 1), sizes[a], extent_of(a.extent)) for a in root.axes)
-    )
+    box = known.box(tuple(Range(var(origins[a]) * units.get(a, 1), sizes[a], extent_of(a.extent)) for a in root.axes))
     limits = stream.reduce_boxes(var(context.memo.tiles.block(stream.extent)), block) if stream else {}
     boxes, seen = step_boxes(nests, box, overlaps, known, limits)
     target = context.target
@@ -248,7 +252,7 @@ def predict(
         window = seen[overlap.nest][overlap.dim]
         fits = fits & (rows <= boxes[overlap.nest][overlap.dim].size) & (window.size < window.extent)
     if not fits.any():
-        return Times(np.full(tiles.shape, np.inf), tiles, held)
+        return TileTimes(np.full(tiles.shape, np.inf), tiles, held)
     turns = known.size(-(-stream.extent // block)) if stream else 1
     repeats = dict.fromkeys(stream.wide, turns) if stream else {}
     if parts is None:
@@ -295,7 +299,7 @@ def predict(
     if len(nests) > 1 and stream is None and not overlaps:
         free = np.maximum(compute, outside) + far_exposed * np.minimum(compute, outside) + starting
         unhindered = float(np.maximum((waves * free * evened + starts) * crowded, moved_once).min())
-    return Times(np.where(fits, seconds, np.inf), tiles, held, again, unhindered)
+    return TileTimes(np.where(fits, seconds, np.inf), tiles, held, again, unhindered)
 
 
 def weights_ahead(
@@ -304,8 +308,10 @@ def weights_ahead(
     """The leaves of a kernel, each with what its steps ask for of the next panel of weights or of later rows, and of
     its own panel, and with the rows that stay near while panels pass."""
     if not any(
-        may_keep_rows(nest, leaf, context) or walks_rows(nest, leaf, context)
-        or panel_read(nest, leaf, context) or weights_in_panels(nest, leaf, context)
+        may_keep_rows(nest, leaf, context)
+        or walks_rows(nest, leaf, context)
+        or panel_read(nest, leaf, context)
+        or weights_in_panels(nest, leaf, context)
         for nest, leaf in zip(nests, leaves, strict=True)
     ):
         return tuple(leaves)
@@ -338,9 +344,9 @@ def _asked_ahead(
             return {"ahead": rows_ahead(nest, leaf, context, made)}
         if nest not in walked or leaf.instruction is not None:
             return {}
-        ahead = int(asked_ahead(nest, leaf, walked[nest], context))
+        ahead = int(prefetch_distance(nest, leaf, walked[nest], context))
         near = 0 if ahead else near_rows(nest, leaf, walked[nest], context)
-        soon, together = asked_soon(nest, leaf, walked[nest], context)
+        soon, together = prefetch_before(nest, leaf, walked[nest], context)
         return {"ahead": ahead, "near_rows": near, "soon": soon, "together": together}
 
     return tuple(asked(nest, leaf) for nest, leaf in zip(nests, leaves, strict=True))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.backend.cpu.kernel.homes import first_seconds, home, stays
+from tilewright.backend.cpu.kernel.residency import first_seconds, residence, stays
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.tile_graph.algebra.context import NestContext, is_contraction
 from tilewright.tile_graph.algebra.nest import Nest
@@ -104,7 +104,7 @@ def _read_seconds(
         return found
     by_unit = moved * waves
     kept = stays(tensor, by_unit, context)  # of what a unit reads, from tile to tile
-    beyond = moved / home(tensor, context).bandwidth
+    beyond = moved / residence(tensor, context).bandwidth
     if kept is False:
         found = beyond, None
     else:
@@ -174,5 +174,5 @@ def traffic_seconds(
     for tensor, moved in written.items():
         kept = stays(tensor, moved * waves, context)
         near = near + chosen(kept, moved / context.target.local.writing, 0.0)
-        far = far + chosen(kept, 0.0, moved / home(tensor, context).writing)
+        far = far + chosen(kept, 0.0, moved / residence(tensor, context).writing)
     return far, near

@@ -46,7 +46,7 @@ class _Ways:
 
 
 @dataclass(frozen=True)
-class Variants:
+class CpuVariants:
     """What a kernel's variants depend on: its nests, what it must store, and the layouts around it."""
 
     kernel: Tile
@@ -185,7 +185,7 @@ class Variants:
             found.update(constant_layouts(nest, plan, self.context))
         return {t: layout for t, layout in found.items() if t not in self.fixed}
 
-    def like(self, chosen: Tile, other: Variants) -> Tile:
+    def like(self, chosen: Tile, other: CpuVariants) -> Tile:
         """This kernel run as a variant of another that is equal but for its names."""
         return like(chosen, other.nests, self.kernel, self.nests)
 
@@ -246,7 +246,7 @@ def _spread(ranked: Sequence[Tile], count: int) -> list[Tile]:
     return [ranked[i] for i in chosen]
 
 
-def variants_of(kernel: Tile, nests: Sequence[Nest], program: Program, plan: Plan, target: Target) -> Variants:
+def variants_of(kernel: Tile, nests: Sequence[Nest], program: Program, plan: Plan, target: Target) -> CpuVariants:
     """The variants of one kernel of a plan; constants that other kernels read, too, keep the plan's layout."""
     layouts = dict(program.layouts)
     shared = shared_constants(program, plan)
@@ -255,7 +255,7 @@ def variants_of(kernel: Tile, nests: Sequence[Nest], program: Program, plan: Pla
     context = NestContext(target, lambda t: layouts.get(t) or Layout.natural(t.rank), program.constants)
     held = kernel.held
     stored = frozenset(t for nest in nests if nest.tensor.name not in held for t in nest.stores)
-    return Variants(kernel, tuple(nests), stored, context, shared)
+    return CpuVariants(kernel, tuple(nests), stored, context, shared)
 
 
 def shared_constants(program: Program, plan: Plan) -> frozenset[Tensor]:

@@ -12,7 +12,7 @@ from math import gcd
 
 import numpy as np
 
-from tilewright.backend.cpu.leaf.busy import Busy, Form, Part, Shape, blocks_of
+from tilewright.backend.cpu.leaf.busy import AxisRegisters, Busy, LoweredLeaf, Shape, blocks_of
 from tilewright.backend.cpu.leaf.strides import lines_of, squares_along
 from tilewright.backend.cpu.leaf.window_ends import WindowEnds
 from tilewright.backend.cpu.vector.crowding import crowded_seconds
@@ -29,14 +29,14 @@ from tilewright.tile_graph.plan.form import Leaf
 from tilewright.tile_graph.plan.leaf_form import VectorForm
 from tilewright.tile_graph.traffic.touch import chosen, inside_share, least, most
 
-Parts = list[tuple[Size, Part]]
+Parts = list[tuple[Size, AxisRegisters]]
 
 
 @dataclass(frozen=True, eq=False)
 class Arithmetic:
     """A leaf but for its sizes: what its blocks do, and how an axis is cut into them."""
 
-    form: Form
+    form: LoweredLeaf
     target: Target
     around: Mapping[Axis, Sequence[Axis]]  # axes that blocks walk on to, by the one that they begin along
     reduction: Sequence[Axis]  # the axes of a sum, the innermost last
@@ -109,14 +109,14 @@ class Arithmetic:
         share = length / extent_of(axis.extent) if ends else 1.0
         for size in ends or (length,):
             rest = size % block
-            found.append((share * (size // block), Part(block // lanes, lanes)))
+            found.append((share * (size // block), AxisRegisters(block // lanes, lanes)))
             if lanes == 1 or (form.nest.monoid is not None and not ends):
                 left = -(-rest // lanes)
-                found.append((share * least(left, 1), Part(most(left, 1), lanes)))
+                found.append((share * least(left, 1), AxisRegisters(most(left, 1), lanes)))
                 continue
             vectors, last = rest // lanes, rest % lanes
-            found.append((share * least(vectors, 1), Part(most(vectors, 1), lanes)))
-            found.append((share * least(last, 1), Part(1, most(last, 1))))
+            found.append((share * least(vectors, 1), AxisRegisters(most(vectors, 1), lanes)))
+            found.append((share * least(last, 1), AxisRegisters(1, most(last, 1))))
         return [(count, part) for count, part in found if np.any(count)]
 
     def _at_ends(self, register: Mapping[Axis, Size], of: Callable[[WindowEnds], float]) -> Size:
@@ -209,9 +209,9 @@ def arithmetic_of(
     places = [context.offset(t, nest.place) for t in nest.stores]
     stored = [1 if vector is None else p.terms.get(var(vector), 0) for p in places]
     squares = squares_along(nest, vector, blocked, places)
-    form = Form(nest, vector, lanes, run, tuple(blocked), frozenset(unrolled), 1, row_lanes, transposed, along, lines,
-                stored, squares,
-                lambda reads: crowded_seconds(nest, reads, context.target, context.offset))  # fmt: skip
+    form = LoweredLeaf(nest, vector, lanes, run, tuple(blocked), frozenset(unrolled), 1, row_lanes, transposed, along,
+                       lines, stored, squares,
+                       lambda reads: crowded_seconds(nest, reads, context.target, context.offset))  # fmt: skip
     return Arithmetic(form, context.target, around, tuple(reduction))
 
 

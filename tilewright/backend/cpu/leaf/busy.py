@@ -59,14 +59,14 @@ class Ports:
 
 
 @dataclass(frozen=True)
-class Part:
+class AxisRegisters:
     """Registers of a block along an axis, and the lanes that each of them fills."""
 
     registers: Size
     lanes: Size = 1
 
 
-Block = Mapping[Axis, Part]
+Block = Mapping[Axis, AxisRegisters]
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Form:
+class LoweredLeaf:
     """A leaf as its lowering writes it, whatever its tile: what the work of a block depends on."""
 
     nest: Nest
@@ -155,7 +155,7 @@ class _Read:
 class Busy:
     """What every block of a leaf does, and what all of them take."""
 
-    def __init__(self, form: Form, target: Target) -> None:
+    def __init__(self, form: LoweredLeaf, target: Target) -> None:
         self.form, self.nest, self.target, self.ports = form, form.nest, target, Ports.of(target, form.nest)
         self.along = form.vector is not None and form.vector in self.nest.reduce_axes
         monoid = self.nest.monoid
@@ -381,10 +381,12 @@ def _missed(turns: Size) -> Size:
     return chosen(turns > FORESEEN, MISSED, 0.0)
 
 
-def blocks_of(cuts: Mapping[Axis, Sequence[tuple[Size, Part]]], times: Size) -> list[tuple[Size, dict[Axis, Part]]]:
+def blocks_of(
+    cuts: Mapping[Axis, Sequence[tuple[Size, AxisRegisters]]], times: Size
+) -> list[tuple[Size, dict[Axis, AxisRegisters]]]:
     """Blocks of every size on a tile, where each axis is cut into so many of these parts and all of it runs so many
     times."""
-    found: list[tuple[Size, dict[Axis, Part]]] = []
+    found: list[tuple[Size, dict[Axis, AxisRegisters]]] = []
     for parts in product(*cuts.values()):
         count: Size = times
         for number, _ in parts:

@@ -25,7 +25,7 @@ def may_keep_rows(nest: Nest, plan: Leaf, context: NestContext) -> bool:
     """Whether a nest is a sum in panels, its blocks of rows inside."""
     if plan.instruction is not None or plan.alternate or plan.part != "whole" or len(plan.register) != 2:
         return False
-    if context.cached is not None or not context.asks_ahead or plan.options(VectorForm).cut or not is_contraction(nest):
+    if context.cached is not None or not context.prefetches or plan.options(VectorForm).cut or not is_contraction(nest):
         return False
     outputs = [a for a in plan.order if a[0] == "o"]
     return outputs[-2:-1] == [plan.vector] and outputs[-1] in dict(plan.register)

@@ -16,7 +16,7 @@ from tilewright.backend.cpu.leaf.vectorise import (
     passes_of,
     with_loops,
 )
-from tilewright.backend.cpu.vector.construct import Built, build_tiles, dot_tiles
+from tilewright.backend.cpu.vector.construct import BuiltLeaf, build_tiles, dot_tiles
 from tilewright.backend.cpu.vector.contraction_facts import form_of
 from tilewright.ir.forms.expr import Axis
 from tilewright.tile_graph.algebra.context import NestContext, is_contraction, kind_of
@@ -49,7 +49,7 @@ def _others(nest: Nest, leaf: Leaf, shape: Mapping[Axis, int], context: NestCont
         return [with_loops(nest, base, sizes, dot_order(nest, sizes)) for sizes in tiles[:MOST_LEAVES]]
     whole = extent_of(facts.cut_axis.extent) if facts.cut_axis is not None else 1
     form = form_of(leaf, facts)
-    found: list[Built] = []
+    found: list[BuiltLeaf] = []
     for built in build_tiles(facts, shape):
         if (built.rows, built.vectors, built.cut or whole) == (form.rows, form.vectors, form.cut) and (
             built.rows == 1 or built.row_inside == form.row_inside

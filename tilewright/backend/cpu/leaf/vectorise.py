@@ -29,7 +29,7 @@ from tilewright.backend.cpu.constants import (
 )
 from tilewright.backend.cpu.leaf.arithmetic import leaf_arithmetic
 from tilewright.backend.cpu.maps.transposes import transposed_block
-from tilewright.backend.cpu.vector.construct import Built, build_tiles, dot_tiles
+from tilewright.backend.cpu.vector.construct import BuiltLeaf, build_tiles, dot_tiles
 from tilewright.backend.cpu.vector.contraction_facts import ContractionFacts, factors_of, operands_of
 from tilewright.backend.cpu.vector.loop_order import is_merged, output_order, reads_rows, reduction_order, unrolled
 from tilewright.backend.cpu.vector.vector_cost import (
@@ -158,8 +158,9 @@ def _along_windows(nest: Nest, vector: Axis, base: Leaf, context: NestContext) -
                 for i in n.indices)
     ]  # fmt: skip
     return [
-        replace(base, order=(*(r for r in base.order if r != names[axis]), names[axis]))
-        .with_options(VectorForm, unroll=(names[axis],))
+        replace(base, order=(*(r for r in base.order if r != names[axis]), names[axis])).with_options(
+            VectorForm, unroll=(names[axis],)
+        )
         for axis in overlapping
     ]
 
@@ -176,9 +177,7 @@ def with_loops(nest: Nest, base: Leaf, register: Mapping[Axis, int], order: Sequ
     return replace(base, register=sizes, order=(*(names[a] for a in order), *base.order))
 
 
-def _contraction_plans(
-    nest: Nest, vector: Axis, base: Leaf, context: NestContext
-) -> list[_Candidate]:
+def _contraction_plans(nest: Nest, vector: Axis, base: Leaf, context: NestContext) -> list[_Candidate]:
     """Plans of a contraction along one vector axis, each with its predicted seconds."""
     row = _row_axis(nest, vector, context)
     facts = _facts_of(nest, vector, row, base, context)
@@ -210,7 +209,7 @@ def dot_order(nest: Nest, sizes: Mapping[Axis, int]) -> list[Axis]:
     return [*(a for a in nest.axes if a not in outer), *outer]
 
 
-def block_loops(facts: ContractionFacts, built: Built) -> tuple[dict[Axis, int], list[Axis]]:
+def block_loops(facts: ContractionFacts, built: BuiltLeaf) -> tuple[dict[Axis, int], list[Axis]]:
     """The register tile of a form, and the output loops around it."""
     assert facts.vector is not None
     rows = [facts.row] if facts.row is not None and built.rows > 1 else []
@@ -219,7 +218,7 @@ def block_loops(facts: ContractionFacts, built: Built) -> tuple[dict[Axis, int],
     return sizes, [*plain, *([facts.vector, *rows] if built.row_inside else [*rows, facts.vector])]
 
 
-def passes_of(facts: ContractionFacts, built: Built) -> tuple[tuple[str, int], ...]:
+def passes_of(facts: ContractionFacts, built: BuiltLeaf) -> tuple[tuple[str, int], ...]:
     """The reduction axis that a form walks in passes, and how much of it in each."""
     if built.cut is None or facts.cut_axis is None:
         return ()
@@ -279,9 +278,7 @@ def facts_of(nest: Nest, plan: Leaf, context: NestContext) -> ContractionFacts:
     return _facts_of(nest, vector, row, plan, context)
 
 
-def _facts_of(
-    nest: Nest, vector: Axis | None, row: Axis | None, plan: Leaf, context: NestContext
-) -> ContractionFacts:
+def _facts_of(nest: Nest, vector: Axis | None, row: Axis | None, plan: Leaf, context: NestContext) -> ContractionFacts:
     options = plan.options(VectorForm)
     unroll = [nest.named(a) for a in options.unroll]
     return contraction_facts(nest, vector, row, plan.lanes, options.row_lanes > 1, unroll, context)

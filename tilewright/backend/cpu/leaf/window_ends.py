@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tilewright.backend.cpu.leaf.busy import Form
+from tilewright.backend.cpu.leaf.busy import LoweredLeaf
 from tilewright.ir.analysis.simplify import linear, simplify
 from tilewright.ir.forms.expr import Axis, Expr, Load, Var, axes_of, loads, var
 from tilewright.lower.placed import Numbers
@@ -23,7 +23,7 @@ Starts = Callable[[Axis], Sequence[tuple[int, Numbers]]]
 class WindowEnds:
     """The reads of a leaf's sum under blocks that begin at known places."""
 
-    def __init__(self, form: Form, reduction: Sequence[Axis], starts: Starts) -> None:
+    def __init__(self, form: LoweredLeaf, reduction: Sequence[Axis], starts: Starts) -> None:
         self.form, self.nest, self.reduction, self.starts = form, form.nest, reduction, starts
         self.written = [a for a in self.nest.reduce_axes if a in form.unrolled]
 

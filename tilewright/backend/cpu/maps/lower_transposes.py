@@ -27,7 +27,7 @@ from tilewright.ir.forms.expr import (
 )
 from tilewright.ir.forms.loops import Alloc, Buffer, For, ForKind, If, Memory, Stmt, Store
 from tilewright.lower.nesting import unrolled
-from tilewright.lower.register_block import Block
+from tilewright.lower.register_block import RegisterBlock
 from tilewright.target.instruction_sets import MASKED_BYTES
 from tilewright.tile_graph.algebra.propagate import extent_of
 
@@ -37,7 +37,12 @@ _MOST_WAYS = 4  # conditions that blocks are written out for
 
 
 def transposed_stores(
-    stores: Sequence[Store], block: Block, rows: Axis, lanes: int, fresh: Callable[[str], str], ways: int = _MOST_WAYS
+    stores: Sequence[Store],
+    block: RegisterBlock,
+    rows: Axis,
+    lanes: int,
+    fresh: Callable[[str], str],
+    ways: int = _MOST_WAYS,
 ) -> tuple[Stmt, ...]:
     """The stores of a block; reads contiguous along its unrolled axis `rows`, not along its lanes, are transposed."""
     lane = block.lane
@@ -66,7 +71,7 @@ def transposed_stores(
 
 
 def transposed_results(
-    stores: Sequence[Store], block: Block, lanes: int, fresh: Callable[[str], str]
+    stores: Sequence[Store], block: RegisterBlock, lanes: int, fresh: Callable[[str], str]
 ) -> tuple[Stmt, ...] | None:
     """The stores of a block of results whose rows are contiguous and whose lanes are not: squares of them are
     transposed, rows that fill none are stored lane by lane. None where it is otherwise."""
@@ -112,7 +117,12 @@ def _is_along(store: Store, rows: Axis, lane: Axis) -> bool:
 
 
 def _transposed(
-    stores: Sequence[Store], reads: Sequence[Expr], block: Block, rows: Axis, lanes: int, fresh: Callable[[str], str]
+    stores: Sequence[Store],
+    reads: Sequence[Expr],
+    block: RegisterBlock,
+    rows: Axis,
+    lanes: int,
+    fresh: Callable[[str], str],
 ) -> tuple[Stmt, ...]:
     whole, rest = divmod(extent_of(rows.extent), lanes)
     full = _squares(stores, reads, block, rows, (0, whole, lanes), lanes, fresh) if whole else ()
@@ -130,8 +140,8 @@ def _transposed(
 
 
 def _squares(
-    stores: Sequence[Store], reads: Sequence[Expr], block: Block, rows: Axis, part: tuple[int, int, int], lanes: int,
-    fresh: Callable[[str], str],
+    stores: Sequence[Store], reads: Sequence[Expr], block: RegisterBlock, rows: Axis, part: tuple[int, int, int],
+    lanes: int, fresh: Callable[[str], str],
 ) -> tuple[Stmt, ...]:  # fmt: skip
     """Squares from the first on, so many of them, with so many columns that are used; rows are as many as lanes."""
     assert block.lane is not None
@@ -145,9 +155,7 @@ def _squares(
         value = substitute(node, {block.lane: var(row), rows: square * lanes + var(along)})
         fill = For(along, ForKind.VECTOR, (Store(buffer, (var(row), var(along)), value),))
         body.append(For(row, ForKind.UNROLL, (fill,)))
-    held: dict[Expr, Expr] = {
-        n: load(b, (var(block.lane), var(column))) for n, b in zip(reads, squares, strict=True)
-    }
+    held: dict[Expr, Expr] = {n: load(b, (var(block.lane), var(column))) for n, b in zip(reads, squares, strict=True)}
     place = {rows: square * lanes + var(column)}
     transposed = [
         Store(s.buffer, tuple(substitute(i, place) for i in s.indices), substitute(replace_nodes(s.value, held), place))
@@ -201,4 +209,3 @@ def _decided(store: Store, condition: Expr, side: bool) -> Store:
         return None
 
     return replace(store, value=rewrite(store.value, rule))
-

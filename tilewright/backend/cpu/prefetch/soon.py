@@ -25,7 +25,7 @@ from tilewright.tile_graph.plan.leaf_form import VectorForm
 
 def weights_in_panels(nest: Nest, plan: Leaf, context: NestContext) -> Load | None:
     """The packed weights of a register tile of rows and vectors, a line for each vector; None where there are none."""
-    if context.cached is not None or plan.instruction is not None or not context.asks_ahead:
+    if context.cached is not None or plan.instruction is not None or not context.prefetches:
         return None
     if not is_contraction(nest) or plan.vector is None or plan.vector[0] != "o" or len(plan.register) != 2:
         return None
@@ -39,7 +39,7 @@ def weights_in_panels(nest: Nest, plan: Leaf, context: NestContext) -> Load | No
     return read[0] if len(read) == 1 and read[0].source.rank >= 2 else None
 
 
-def asked_soon(nest: Nest, plan: Leaf, tile: Mapping[Axis, Size], context: NestContext) -> tuple[int, int]:
+def prefetch_before(nest: Nest, plan: Leaf, tile: Mapping[Axis, Size], context: NestContext) -> tuple[int, int]:
     """Steps before it multiplies a vector of its panel that a sum asks for it (0: never), and steps in a turn."""
     read = weights_in_panels(nest, plan, context)
     facts = facts_of(nest, plan, context)

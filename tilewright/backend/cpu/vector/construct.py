@@ -26,7 +26,7 @@ from tilewright.backend.cpu.constants import (
     TILE_WIDE,
     VECTORS_AT_ONCE,
 )
-from tilewright.backend.cpu.vector.contraction_facts import ContractionFacts, Form, Operand, overlap
+from tilewright.backend.cpu.vector.contraction_facts import ContractionFacts, LoopForm, ReadFacts, overlap
 from tilewright.backend.cpu.vector.micro import blocks_along, core_seconds, dot_seconds, moving_seconds
 from tilewright.ir.forms.expr import Axis, axes_of
 from tilewright.tile_graph.algebra.nest import period
@@ -35,7 +35,7 @@ from tilewright.tile_graph.algebra.runs import reach
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltLeaf:
     """A register tile and the order of the loops around it, with the time predicted for the whole nest."""
 
     rows: int
@@ -45,14 +45,14 @@ class Built:
     seconds: float
 
 
-def build_tiles(facts: ContractionFacts, shape: Mapping[Axis, int] | None = None) -> list[Built]:
+def build_tiles(facts: ContractionFacts, shape: Mapping[Axis, int] | None = None) -> list[BuiltLeaf]:
     """Every form the machine has room for, the best first: over some cuts of the output, or for parts of one shape."""
     forms = _forms(facts)
     along = _output_cuts(facts) if shape is None else [[shape[a]] for a in facts.nest.axes]
     cuts = np.meshgrid(*along, indexing="ij")
     # every form with every cut of the output: one flat batch, the cuts of a form side by side
     columns = {a: np.tile(sizes.ravel(), len(forms)) for a, sizes in zip(facts.nest.axes, cuts, strict=True)}
-    form = Form(*(np.repeat(np.array(part), cuts[0].size) for part in zip(*forms, strict=True)))
+    form = LoopForm(*(np.repeat(np.array(part), cuts[0].size) for part in zip(*forms, strict=True)))
     seconds = predicted(facts, form, columns).reshape(len(forms), -1).min(axis=1)
     height = 0  # a run has one rest alone
     if facts.row not in facts.runs:
@@ -60,7 +60,7 @@ def build_tiles(facts: ContractionFacts, shape: Mapping[Axis, int] | None = None
     seconds = seconds * np.array([REST_WORTH if height % rows else 1.0 for rows, *_ in forms])
     whole = _whole(facts)
     found = [
-        Built(rows, vectors, inside, None if cut >= whole else cut, time)
+        BuiltLeaf(rows, vectors, inside, None if cut >= whole else cut, time)
         for (rows, vectors, inside, cut), time in zip(forms, seconds.tolist(), strict=True)
     ]
     # where rows have nothing in common the tile that follows each stream farthest; else passes must earn their
@@ -72,7 +72,7 @@ def build_tiles(facts: ContractionFacts, shape: Mapping[Axis, int] | None = None
     ))  # fmt: skip
 
 
-def predicted(facts: ContractionFacts, form: Form, tile: Mapping[Axis, Size]) -> np.ndarray:
+def predicted(facts: ContractionFacts, form: LoopForm, tile: Mapping[Axis, Size]) -> np.ndarray:
     """Seconds of the whole nest in tiles of that size, epilogue and first reads left out: they are the same for all."""
     core = core_seconds(facts, form, tile)
     busy = moving_seconds(facts, form, tile, core)
@@ -127,7 +127,7 @@ def _rows_share(facts: ContractionFacts) -> bool:
     """Whether vectors that one row reads are another row's too: of an operand the rows have in common, or of windows
     that overlap."""
 
-    def overlaps(operand: Operand) -> bool:
+    def overlaps(operand: ReadFacts) -> bool:
         axes = [axes_of(i) for i in operand.node.indices]
         return any(facts.row in met and any(a in facts.nest.reduce_axes for a in met) for met in axes)
 

@@ -17,7 +17,7 @@ from tilewright.tile_graph.plan.leaf_form import VectorForm
 
 
 @dataclass(frozen=True)
-class Form:
+class LoopForm:
     """How the loops of a contraction stand: its register tile, which block loop is inside, what a pass covers."""
 
     rows: Size
@@ -27,7 +27,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Operand:
+class ReadFacts:
     node: Load
     by_vector: bool
     by_row: bool
@@ -69,7 +69,7 @@ class ContractionFacts:
     by_lane: bool  # the broadcast operand is read as vectors and multiplied lane by lane
     window: Axis | None  # a reduction axis written out: neighbouring rows share its reads
     cut_axis: Axis | None
-    operands: tuple[Operand, ...]
+    operands: tuple[ReadFacts, ...]
     # what the factors of a product still compute at every step: operations, and whether rows and vectors each do
     factors: tuple[tuple[int, bool, bool], ...] = ()
     runs: Mapping[Axis, tuple[Axis, ...]] = field(default_factory=dict)  # what register tiles walk on to from an axis
@@ -101,7 +101,7 @@ class ContractionFacts:
         return {read for n in selects for read in loads(*n.args[1:])}, self.vector in conditions
 
 
-def form_of(plan: Leaf, facts: ContractionFacts) -> Form:
+def form_of(plan: Leaf, facts: ContractionFacts) -> LoopForm:
     """The form a plan gives its nest."""
     nest = facts.nest
     register = {nest.named(a): n for a, n in plan.register}
@@ -114,10 +114,10 @@ def form_of(plan: Leaf, facts: ContractionFacts) -> Form:
     passes = dict(plan.options(VectorForm).cut)
     cut = passes.get(nest.axis_names()[facts.cut_axis]) if facts.cut_axis is not None else None
     whole = extent_of(facts.cut_axis.extent) if facts.cut_axis is not None else 1
-    return Form(rows, vectors, inside, cut or whole)
+    return LoopForm(rows, vectors, inside, cut or whole)
 
 
-def overlap(operand: Operand, row: Axis | None, window: Axis) -> bool:
+def overlap(operand: ReadFacts, row: Axis | None, window: Axis) -> bool:
     """Whether steps along a window read what other rows read."""
     return any(row in axes and window in axes for axes in map(axes_of, operand.node.indices))
 
@@ -142,7 +142,7 @@ def operands_of(
     nest: Nest, vector: Axis | None, row: Axis | None, is_run: Mapping[Load, bool], is_scattered: Mapping[Load, bool],
     gathered: Mapping[Load, float], row_bytes: Mapping[Load, int], order: Mapping[Load, tuple[int, ...]],
     target: Target,
-) -> tuple[Operand, ...]:  # fmt: skip
+) -> tuple[ReadFacts, ...]:  # fmt: skip
     found = []
     for node in nest.element_loads:
         by_row = row is not None and moves(node, row)
@@ -150,6 +150,6 @@ def operands_of(
         by_vector = vector is not None and moves(node, vector)
         anywhere = any(vector in met and any(r in met for r in nest.reduce_axes) for met in map(axes_of, node.indices))
         lines = 1 + (target.vector_bytes - node.source.dtype.bytes) / target.nearest.transaction if anywhere else 1.0
-        found.append(Operand(node, by_vector, by_row, is_run[node], is_scattered[node], max(1, step), gathered[node],
-                             row_bytes.get(node, 0), order.get(node, ()), lines))  # fmt: skip
+        found.append(ReadFacts(node, by_vector, by_row, is_run[node], is_scattered[node], max(1, step), gathered[node],
+                               row_bytes.get(node, 0), order.get(node, ()), lines))  # fmt: skip
     return tuple(found)

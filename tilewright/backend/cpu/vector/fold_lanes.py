@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tilewright.ir.forms.expr import Axis, Expr, const, load, var
 from tilewright.ir.forms.loops import Buffer, Stmt, Store
-from tilewright.lower.register_block import Block
+from tilewright.lower.register_block import RegisterBlock
 from tilewright.target.instruction_sets import NARROWEST_BYTES
 
 MakeStates = Callable[[tuple[int, ...], str], list[Buffer]]
@@ -27,12 +27,12 @@ class Halves:
 
 
 def halved(
-    block: Block, states: Sequence[Buffer], chains: int, lanes: int, make: MakeStates, update: Update
+    block: RegisterBlock, states: Sequence[Buffer], chains: int, lanes: int, make: MakeStates, update: Update
 ) -> Halves:
     """Chains combined vector by vector, then halves of the vector while it is wider than the narrowest."""
     body: list[Stmt] = []
     buffers: list[Buffer] = []
-    whole = Block(block.env, block.unrolled, Axis("lane", lanes))
+    whole = RegisterBlock(block.env, block.unrolled, Axis("lane", lanes))
     assert whole.lane is not None
     left = chains
     while left > 1:
@@ -44,7 +44,7 @@ def halved(
     held: tuple[Expr, ...] = (const(0),) if chains > 1 else ()
     while lanes * max(s.dtype.bytes for s in states) > NARROWEST_BYTES:
         lanes //= 2
-        half = Block(block.env, block.unrolled, Axis("lane", lanes))
+        half = RegisterBlock(block.env, block.unrolled, Axis("lane", lanes))
         assert half.lane is not None
         low, high = make(half.shape, "low"), make(half.shape, "high")
         for parts, start in ((low, 0), (high, lanes)):

@@ -12,13 +12,13 @@ from tilewright.ir.forms.compute import Monoid
 from tilewright.ir.forms.expr import Axis, Expr, const, load, replace_nodes, substitute, var
 from tilewright.ir.forms.loops import Buffer, For, ForKind, Stmt, Store
 from tilewright.lower.nesting import alloc, trip_count
-from tilewright.lower.register_block import Block
+from tilewright.lower.register_block import RegisterBlock
 
 
 class LaneSums(NestParts):
     """The lowering of a reduction whose own axis is the vector's."""
 
-    def _reduce_lanes(self, block: Block, monoid: Monoid) -> tuple[Stmt, ...]:
+    def _reduce_lanes(self, block: RegisterBlock, monoid: Monoid) -> tuple[Stmt, ...]:
         axis = self.vector
         assert axis is not None
         extent = self.ranges[axis]
@@ -28,7 +28,7 @@ class LaneSums(NestParts):
         lane = Axis(f"{axis.name}_lane", lanes)
         chain = Axis(f"{axis.name}_u", chains)
         unrolled = (*block.unrolled, chain) if chains > 1 else block.unrolled
-        wide = Block(block.env, unrolled, lane)
+        wide = RegisterBlock(block.env, unrolled, lane)
         states = self._states(monoid, wide.shape, "acc")
         totals = self._states(monoid, block.shape, "total")
         body: list[Stmt] = list(
@@ -39,8 +39,8 @@ class LaneSums(NestParts):
         full = simplify(count // step)
         loop = Axis(axis.name, trip_count(full))
         offset = var(loop) * step + (var(chain) * lanes if chains > 1 else const(0)) + var(lane)
-        body.extend(self._lane_loops(others, Block({**block.env, axis: simplify(extent.low + offset)}, unrolled, lane),
-                                     [loop], states, monoid))  # fmt: skip
+        body.extend(self._lane_loops(others, RegisterBlock({**block.env, axis: simplify(extent.low + offset)},
+                                     unrolled, lane), [loop], states, monoid))  # fmt: skip
         # chains fold into the first, its lanes into one total, which starts from the initial value
         starts = self._initial(monoid, block.env)
         body.extend(block.around(*(Store(t, block.index, v) for t, v in zip(totals, starts, strict=True))))
@@ -53,7 +53,9 @@ class LaneSums(NestParts):
         if static(rest) != 0:
             tail = Axis(f"{axis.name}_tail", trip_count(rest))
             env = {**block.env, axis: simplify(extent.low + full * step + var(tail))}
-            body.extend(self._lane_loops(others, Block(env, block.unrolled, block.lane), [tail], totals, monoid))
+            body.extend(
+                self._lane_loops(others, RegisterBlock(env, block.unrolled, block.lane), [tail], totals, monoid)
+            )
         body.extend(self._stores(block, self._results(monoid, totals, block.index)))
         return alloc([*states, *totals, *halves.buffers], body)
 
@@ -78,7 +80,7 @@ class LaneSums(NestParts):
     def _lane_loops(
         self,
         others: Sequence[Axis],
-        block: Block,
+        block: RegisterBlock,
         inner_loops: Sequence[Axis],
         states: Sequence[Buffer],
         monoid: Monoid,

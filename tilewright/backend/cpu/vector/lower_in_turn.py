@@ -13,12 +13,12 @@ from tilewright.ir.analysis.simplify import simplify
 from tilewright.ir.forms.expr import Axis, Expr, Load, const, load, loads, replace_nodes, substitute, var
 from tilewright.ir.forms.loops import Alloc, Buffer, For, ForKind, Memory, Stmt, Store
 from tilewright.lower.nesting import alloc, unrolled
-from tilewright.lower.register_block import Block
+from tilewright.lower.register_block import RegisterBlock
 from tilewright.tile_graph.algebra.propagate import extent_of
 
 
 def in_turn(
-    block: Block, stores: tuple[Stmt, ...], states: Sequence[Buffer], together: int, fresh: Callable[[str], str]
+    block: RegisterBlock, stores: tuple[Stmt, ...], states: Sequence[Buffer], together: int, fresh: Callable[[str], str]
 ) -> tuple[Stmt, ...]:
     """The stores of a block's results, about so many vectors at a time; as they are where there are no more, or where
     they are written otherwise than position by position."""
@@ -47,7 +47,7 @@ def in_turn(
     return alloc(list(left.values()), found)
 
 
-def _written_out(block: Block, stores: tuple[Stmt, ...]) -> tuple[Stmt, ...] | None:
+def _written_out(block: RegisterBlock, stores: tuple[Stmt, ...]) -> tuple[Stmt, ...] | None:
     """What is done at every position; None where statements are not the block's positions one by one."""
     loops = [*((a, ForKind.UNROLL) for a in block.unrolled)]
     if block.lane is not None:

@@ -32,7 +32,7 @@ from tilewright.backend.cpu.constants import (
     SPILLED,
     STEP_CYCLES,
 )
-from tilewright.backend.cpu.vector.contraction_facts import ContractionFacts, Form, Operand, overlap
+from tilewright.backend.cpu.vector.contraction_facts import ContractionFacts, LoopForm, ReadFacts, overlap
 from tilewright.ir.forms.expr import Axis
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.nest import period
@@ -75,7 +75,7 @@ def _factor_cycles(facts: ContractionFacts, rows: Size, vectors: Size) -> Size:
     return cycles
 
 
-def core_seconds(facts: ContractionFacts, form: Form, tile: Mapping[Axis, Size]) -> Size:
+def core_seconds(facts: ContractionFacts, form: LoopForm, tile: Mapping[Axis, Size]) -> Size:
     """Arithmetic of one tile, blocks that the register tile does not fill included."""
     height, stacks = blocks_along(facts, facts.row, tile)
     width, groups = blocks_along(facts, facts.vector, tile)
@@ -177,7 +177,7 @@ def _dot_traffic(
     return moved, far
 
 
-def _by_streams(operand: Operand, target: Target) -> bool:
+def _by_streams(operand: ReadFacts, target: Target) -> bool:
     """Whether it matters how many rows of an operand are read side by side: it comes from main memory, being more than
     half of any cache, and the prefetcher follows few."""
     outer, source = target.shared_cache or target.local, operand.node.source
@@ -189,7 +189,7 @@ def _cut_extent(facts: ContractionFacts) -> int:
     return extent_of(facts.cut_axis.extent) if facts.cut_axis is not None else 1
 
 
-def moving_seconds(facts: ContractionFacts, form: Form, tile: Mapping[Axis, Size], core: Size) -> Size:
+def moving_seconds(facts: ContractionFacts, form: LoopForm, tile: Mapping[Axis, Size], core: Size) -> Size:
     """Time of a tile with what moves into the first cache, and what is fetched again beyond the tile level."""
     depths = _depths(facts, form, tile)
     line = facts.target.nearest.transaction
@@ -234,14 +234,14 @@ def pick(condition: Size, then: Size, otherwise: Size) -> Size:
     return np.where(condition, then, otherwise)
 
 
-def _crowded(facts: ContractionFacts, operand: Operand, rows: Size) -> Size:
+def _crowded(facts: ContractionFacts, operand: ReadFacts, rows: Size) -> Size:
     """Whether the rows of a register tile fall on too few sets of the first cache."""
     if operand.is_run or not operand.by_row or not operand.row_bytes:
         return False
     return rows > facts.target.lines_held(operand.row_bytes)
 
 
-def _depths(facts: ContractionFacts, form: Form, tile: Mapping[Axis, Size]) -> list[dict[Axis, Size]]:
+def _depths(facts: ContractionFacts, form: LoopForm, tile: Mapping[Axis, Size]) -> list[dict[Axis, Size]]:
     """Sizes of all axes inside each loop: a register tile, the inner block loop, the outer one, passes, the tile."""
     block: dict[Axis, Size] = {a: extent_of(a.extent) for a in facts.nest.reduce_axes}
     block.update(dict.fromkeys(facts.plain, 1))
@@ -275,7 +275,7 @@ def _depths(facts: ContractionFacts, form: Form, tile: Mapping[Axis, Size]) -> l
     return [block, inner, both, passes, whole]
 
 
-def _loops(facts: ContractionFacts, form: Form, tile: Mapping[Axis, Size]) -> tuple[list[Size], list[list[Size]]]:
+def _loops(facts: ContractionFacts, form: LoopForm, tile: Mapping[Axis, Size]) -> tuple[list[Size], list[list[Size]]]:
     """Trips of the loops between the depths, and for each whether an operand uses other data in every turn."""
     rows = _trips(facts, facts.row, form.rows, tile) if facts.row is not None else 1
     in_vector = facts.vector is not None and facts.vector in facts.nest.axes
@@ -357,12 +357,12 @@ def _fetched(number: int, held: Sequence[Sequence[Size]], trips: Sequence[Size],
     return found
 
 
-def _bytes(operand: Operand, sizes: Mapping[Axis, Size]) -> Size:
+def _bytes(operand: ReadFacts, sizes: Mapping[Axis, Size]) -> Size:
     """Distinct bytes an operand touches while the axes run over these sizes."""
     return _product(operand, [index_size(index, sizes, extent) for index, extent in operand.dims], sizes)
 
 
-def _product(operand: Operand, along: Sequence[Size], sizes: Mapping[Axis, Size]) -> Size:
+def _product(operand: ReadFacts, along: Sequence[Size], sizes: Mapping[Axis, Size]) -> Size:
     """Distinct bytes of an operand that reaches so far along each of its axes."""
     total: Size = operand.node.source.dtype.bytes
     for size in along:
@@ -376,7 +376,7 @@ def _product(operand: Operand, along: Sequence[Size], sizes: Mapping[Axis, Size]
     return np.minimum(total, points)
 
 
-def _held(operand: Operand, depths: Sequence[Mapping[Axis, Size]], line: int) -> list[Size]:
+def _held(operand: ReadFacts, depths: Sequence[Mapping[Axis, Size]], line: int) -> list[Size]:
     """Bytes of an operand inside each loop, in whole lines; loops that it does not move along change nothing."""
     found: list[Size] = []
     before: list[Size] | None = None
@@ -390,7 +390,7 @@ def _held(operand: Operand, depths: Sequence[Mapping[Axis, Size]], line: int) ->
     return found
 
 
-def lines_of(operand: Operand, sizes: Mapping[Axis, Size], line: int) -> Size:
+def lines_of(operand: ReadFacts, sizes: Mapping[Axis, Size], line: int) -> Size:
     """The same in whole lines of a cache: of a short run most of a line is carried for nothing."""
     along = [index_size(index, sizes, extent) for index, extent in operand.dims]
     total = _product(operand, along, sizes)

@@ -16,7 +16,7 @@ from tilewright.backend.cpu.vector.lower_ahead import hints
 from tilewright.backend.cpu.vector.lower_in_turn import in_turn
 from tilewright.backend.cpu.vector.lower_near_rows import blocks_of_part, part_loop, with_last
 from tilewright.backend.cpu.vector.remainders import (
-    Group,
+    AxisGroup,
     are_whole_groups,
     is_everywhere,
     kept_parts,
@@ -47,9 +47,9 @@ from tilewright.ir.forms.expr import (
     walk,
 )
 from tilewright.ir.forms.loops import PREFETCH, PREFETCH_TILE, Buffer, For, ForKind, If, Memory, Stmt, Store
-from tilewright.lower.blocks import Piece, Remainder, overlapping, pieces
+from tilewright.lower.blocks import BlockRun, Remainder, overlapping, pieces
 from tilewright.lower.nesting import alloc, serial, trip_count, unrolled
-from tilewright.lower.register_block import Block
+from tilewright.lower.register_block import RegisterBlock
 from tilewright.tile_graph.algebra.cuts import cut
 from tilewright.tile_graph.algebra.nest import heavy, is_window, period, shares_a_read
 from tilewright.tile_graph.algebra.propagate import Range, extent_of
@@ -73,14 +73,14 @@ class CpuNest(LaneSums):
         return self.passes is not None and depth == first
 
     def _output_loops(
-        self, depth: int, env: dict[Axis, Expr], blocked: list[tuple[Axis, Piece, Expr]]
+        self, depth: int, env: dict[Axis, Expr], blocked: list[tuple[Axis, BlockRun, Expr]]
     ) -> tuple[Stmt, ...]:
         if self.passes is not None and self._passes_start(depth):
             return (For(self.passes, ForKind.SERIAL, self._axis_loops(depth, env, blocked)),)
         return self._axis_loops(depth, env, blocked)
 
     def _axis_loops(
-        self, depth: int, env: dict[Axis, Expr], blocked: list[tuple[Axis, Piece, Expr]]
+        self, depth: int, env: dict[Axis, Expr], blocked: list[tuple[Axis, BlockRun, Expr]]
     ) -> tuple[Stmt, ...]:
         if depth == len(self.loop_axes):
             return self._block(env, blocked)
@@ -108,7 +108,7 @@ class CpuNest(LaneSums):
             # blocks never reach over the end of a group: all that a block reads of axis // group is one element
             loop = Axis(f"{axis.name}_group", trip_count(simplify(extent.count // group)))
             part = Range(simplify(extent.low + var(loop) * group), group, group)
-            self.group = Group.of(axis, group, part.low) if axis is self.vector else self.group
+            self.group = AxisGroup.of(axis, group, part.low) if axis is self.vector else self.group
             inner = self._blocks(axis, part, depth, env, blocked)
             self.group = None if axis is self.vector else self.group
             return (For(loop, ForKind.SERIAL, inner),)
@@ -136,7 +136,7 @@ class CpuNest(LaneSums):
         return alloc(buffers, [*(Store(b, (), v) for b, v in zip(buffers, values, strict=True)), *body])
 
     def _blocks(
-        self, axis: Axis, extent: Range, depth: int, env: dict[Axis, Expr], blocked: list[tuple[Axis, Piece, Expr]]
+        self, axis: Axis, extent: Range, depth: int, env: dict[Axis, Expr], blocked: list[tuple[Axis, BlockRun, Expr]]
     ) -> tuple[Stmt, ...]:
         lanes = self.plan.lanes if axis is self.vector else 1
         cuts = self._pieces(axis, extent, lanes)
@@ -147,8 +147,8 @@ class CpuNest(LaneSums):
         return tuple(s for piece in cuts for s in self._piece(axis, piece, extent, depth, env, blocked))
 
     def _piece(
-        self, axis: Axis, piece: Piece, extent: Range, depth: int, env: dict[Axis, Expr],
-        blocked: list[tuple[Axis, Piece, Expr]],
+        self, axis: Axis, piece: BlockRun, extent: Range, depth: int, env: dict[Axis, Expr],
+        blocked: list[tuple[Axis, BlockRun, Expr]],
     ) -> tuple[Stmt, ...]:  # fmt: skip
         """All blocks of one size."""
         trips = static(piece.trips)
@@ -176,7 +176,7 @@ class CpuNest(LaneSums):
         return (For(loop, ForKind.SERIAL, inner),)
 
     def _parts_of_rows(
-        self, depth: int, env: dict[Axis, Expr], blocked: list[tuple[Axis, Piece, Expr]]
+        self, depth: int, env: dict[Axis, Expr], blocked: list[tuple[Axis, BlockRun, Expr]]
     ) -> tuple[Stmt, ...]:
         row = self.loop_axes[-1]
         extent = range_of(self.run, self.ranges) if row in self.run else self.ranges[row]
@@ -187,8 +187,8 @@ class CpuNest(LaneSums):
         return inner if part.extent == 1 else (For(part, ForKind.SERIAL, inner),)
 
     def _near_blocks(
-        self, part: Axis, cuts: Sequence[Piece], extent: Range, depth: int, env: dict[Axis, Expr],
-        blocked: list[tuple[Axis, Piece, Expr]],
+        self, part: Axis, cuts: Sequence[BlockRun], extent: Range, depth: int, env: dict[Axis, Expr],
+        blocked: list[tuple[Axis, BlockRun, Expr]],
     ) -> tuple[Stmt, ...]:  # fmt: skip
         """The blocks of one part of the rows; those that are not full come with the last."""
         row = self.loop_axes[-1]
@@ -197,7 +197,7 @@ class CpuNest(LaneSums):
         rest = [s for piece in cuts[1:] for s in self._piece(row, piece, extent, depth, env, blocked)]
         return (For(loop, ForKind.SERIAL, blocks), *with_last(part, rest))
 
-    def _pieces(self, axis: Axis, extent: Range, lanes: int) -> list[Piece]:
+    def _pieces(self, axis: Axis, extent: Range, lanes: int) -> list[BlockRun]:
         """Blocks along an axis; what is left over of a sum's vector axis is taken in whole vectors where it can be."""
         plain = pieces(extent, self.register[axis], lanes)
         if self.nest.monoid is None and self.transposed is None and self.group is None and self.step is None:
@@ -224,7 +224,7 @@ class CpuNest(LaneSums):
             way = Remainder.BEFORE
         return pieces(extent, self.register[axis], lanes, way)
 
-    def _block(self, env: dict[Axis, Expr], blocked: Sequence[tuple[Axis, Piece, Expr]]) -> tuple[Stmt, ...]:
+    def _block(self, env: dict[Axis, Expr], blocked: Sequence[tuple[Axis, BlockRun, Expr]]) -> tuple[Stmt, ...]:
         values = dict(env)
         unrolled: list[Axis] = []
         sources: dict[Axis, Axis] = {}
@@ -244,7 +244,7 @@ class CpuNest(LaneSums):
             values.update(places(self.run, values[self.run[-1]]))
         if self.group is not None:
             values = self.group.places(values)
-        block = Block(values, tuple(unrolled), lane)
+        block = RegisterBlock(values, tuple(unrolled), lane)
         if self.nest.monoid is None:
             rows = next((u for u, a in sources.items() if a is self.transposed), None)
             return self._stores(block, {}, rows)
@@ -258,7 +258,7 @@ class CpuNest(LaneSums):
 
     # --- reduction with the vector along an output axis
 
-    def _reduce(self, block: Block, monoid: Monoid, across: Axis | None, kept: int | None) -> tuple[Stmt, ...]:
+    def _reduce(self, block: RegisterBlock, monoid: Monoid, across: Axis | None, kept: int | None) -> tuple[Stmt, ...]:
         states = self._states(monoid, block.shape, "acc")
         conditions, elements = self._guards(monoid, block)
         starts = self._initial(monoid, block.env)
@@ -273,13 +273,13 @@ class CpuNest(LaneSums):
             loops = (If(self.works, loops),)
         return alloc(states, [*rows_asked(self, block, across), *begin, *loops, *end])
 
-    def _ended(self, block: Block, monoid: Monoid, states: Sequence[Buffer]) -> tuple[Stmt, ...]:
+    def _ended(self, block: RegisterBlock, monoid: Monoid, states: Sequence[Buffer]) -> tuple[Stmt, ...]:
         stores = self._stores(block, self._results(monoid, states, block.index))
         if not self.options.in_turn or block.cut_lane:
             return stores
         return in_turn(block, stores, states, self.options.in_turn, self.names.fresh)
 
-    def _register_order(self, block: Block, across: Axis) -> Block:
+    def _register_order(self, block: RegisterBlock, across: Axis) -> RegisterBlock:
         """Multiply-adds row after row: one broadcast at a time waits in a register, and accumulators find room.
 
         Where rows are read as vectors these wait anyway, and it goes vector after vector. Long epilogues lose some
@@ -293,7 +293,7 @@ class CpuNest(LaneSums):
         return replace(block, walk=(across, *rows) if by_lane else (*rows, across))
 
     def _in_passes(
-        self, passes: Axis, stored: Sequence[Block], state: Buffer, identity: Expr, begin: tuple[Stmt, ...],
+        self, passes: Axis, stored: Sequence[RegisterBlock], state: Buffer, identity: Expr, begin: tuple[Stmt, ...],
         end: tuple[Stmt, ...],
     ) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:  # fmt: skip
         """Between passes the partial sum waits where the result will be."""
@@ -311,7 +311,7 @@ class CpuNest(LaneSums):
         last = extent_of(passes.extent) - 1
         return (If(eq(var(passes), 0), begin, tuple(resume)),), (If(eq(var(passes), last), end, tuple(leave)),)
 
-    def _guards(self, monoid: Monoid, block: Block) -> tuple[list[Expr], list[Expr]]:
+    def _guards(self, monoid: Monoid, block: RegisterBlock) -> tuple[list[Expr], list[Expr]]:
         """Conditions under which an element counts, taken out of the element where skipping it changes nothing."""
         elements = self.nest.elements if self.group is None else self.group.elements(self.nest.elements)
         if monoid.operator is None:
@@ -331,7 +331,7 @@ class CpuNest(LaneSums):
     def _reduce_loops(
         self,
         depth: int,
-        block: Block,
+        block: RegisterBlock,
         states: Sequence[Buffer],
         monoid: Monoid,
         elements: Sequence[Expr],
@@ -355,7 +355,7 @@ class CpuNest(LaneSums):
         return self._guarded(plain, block.env, inner)
 
     def _loop(
-        self, axis: Axis, depth: int, block: Block, states: Sequence[Buffer], monoid: Monoid,
+        self, axis: Axis, depth: int, block: RegisterBlock, states: Sequence[Buffer], monoid: Monoid,
         elements: Sequence[Expr], conditions: Sequence[Expr], unroll: bool,
     ) -> tuple[Stmt, ...]:  # fmt: skip
         extent = self.ranges[axis]
@@ -386,7 +386,7 @@ class CpuNest(LaneSums):
         return unrolled(loops, inner) if is_short else serial(loops, inner)
 
     def _lane_loop(
-        self, axis: Axis, block: Block, states: Sequence[Buffer], monoid: Monoid, elements: Sequence[Expr]
+        self, axis: Axis, block: RegisterBlock, states: Sequence[Buffer], monoid: Monoid, elements: Sequence[Expr]
     ) -> tuple[Stmt, ...] | None:
         """The innermost reduction in steps of a vector: what is broadcast over lanes is read once for several steps."""
         width = self.options.row_lanes
@@ -461,7 +461,7 @@ class CpuNest(LaneSums):
         count = static(extent.count)
         return self.options.together if count is not None and count % self.options.together == 0 else 1
 
-    def _is_row(self, node: Load, inner: Axis, block: Block) -> bool:
+    def _is_row(self, node: Load, inner: Axis, block: RegisterBlock) -> bool:
         """A read that is the same on all lanes and contiguous along the reduction."""
         if block.lane is None or block.lane in axes_of(node) or node.source.memory is Memory.REGISTER:
             return False
@@ -472,12 +472,12 @@ class CpuNest(LaneSums):
         others = any(inner in axes_of(t) for t in total.terms if t is not var(inner))
         return total.terms.get(var(inner)) == 1 and not others
 
-    def _varies(self, condition: Expr, block: Block) -> bool:
+    def _varies(self, condition: Expr, block: RegisterBlock) -> bool:
         """Whether a condition differs inside the unrolled block."""
         return any(a in block.unrolled for a in axes_of(substitute(condition, block.env)))
 
     def _two_ways(
-        self, depth: int, block: Block, states: Sequence[Buffer], monoid: Monoid, elements: Sequence[Expr],
+        self, depth: int, block: RegisterBlock, states: Sequence[Buffer], monoid: Monoid, elements: Sequence[Expr],
         plain: Sequence[Expr], varied: Sequence[Expr],
     ) -> tuple[Stmt, ...]:  # fmt: skip
         """Where the whole block is inside, no check remains; else each unrolled position checks for itself."""
@@ -485,7 +485,7 @@ class CpuNest(LaneSums):
         everywhere = all_of(simplify(worst(c, block.unrolled)) for c in lowered)
         fast = self._reduce_loops(depth, block, states, monoid, elements, [])
         guards = [a for a in block.unrolled if any(a in axes_of(c) for c in lowered)]
-        parts: list[tuple[Expr, Block]] = []
+        parts: list[tuple[Expr, RegisterBlock]] = []
         if depth < len(self.reduction) and len(guards) == 1 and extent_of(guards[0].extent) > 2:
             # a window hangs over one end at a time: the rest of the block still runs as one
             for first in (False, True):
@@ -496,7 +496,7 @@ class CpuNest(LaneSums):
                     parts.append((check, part))
         slow: tuple[Stmt, ...] = ()
         if not is_covered(all_of(lowered), [everywhere, *(check for check, _ in parts)]):
-            single = Block(block.env, tuple(a for a in block.unrolled if a not in guards), block.lane)
+            single = RegisterBlock(block.env, tuple(a for a in block.unrolled if a not in guards), block.lane)
             alone = _SingleUnroll(self, single, block.index).loops(depth, states, monoid, elements)
             slow = unrolled(guards, (If(all_of(lowered), alone),))
         for check, part in parts:
@@ -513,7 +513,7 @@ class CpuNest(LaneSums):
 class _SingleUnroll:
     """The checked way through a block: loops inside one unrolled position, accumulators indexed as in the block."""
 
-    def __init__(self, nest: CpuNest, block: Block, index: tuple[Expr, ...]) -> None:
+    def __init__(self, nest: CpuNest, block: RegisterBlock, index: tuple[Expr, ...]) -> None:
         self.nest = nest
         self.block = block
         self.index = index

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tilewright.backend.cpu.maps.lower_transposes import transposed_results, transposed_stores
 from tilewright.backend.cpu.maps.rows import run_of_axes
 from tilewright.backend.cpu.maps.sharing import shared_stores
-from tilewright.backend.cpu.vector.remainders import Group
+from tilewright.backend.cpu.vector.remainders import AxisGroup
 from tilewright.ir.analysis.decide import decide
 from tilewright.ir.analysis.simplify import simplify
 from tilewright.ir.forms.bounds import static
@@ -29,7 +29,7 @@ from tilewright.ir.forms.loops import Alloc, Buffer, Memory, Stmt, Store
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.lower.access import Access
 from tilewright.lower.nesting import trip_count
-from tilewright.lower.register_block import Block, Names
+from tilewright.lower.register_block import BufferNames, RegisterBlock
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import Box, Range, extent_of, whole
 from tilewright.tile_graph.plan.form import Leaf
@@ -42,7 +42,7 @@ class NestParts:
     """A nest under its plan: the ranges of its axes, and statements that start, update and store its results."""
 
     def __init__(
-        self, nest: Nest, plan: Leaf, box: Box, reduce_box: dict[Axis, Range], access: Access, names: Names,
+        self, nest: Nest, plan: Leaf, box: Box, reduce_box: dict[Axis, Range], access: Access, names: BufferNames,
         step: Axis | None = None,
     ) -> None:  # fmt: skip
         self.nest = nest
@@ -68,7 +68,7 @@ class NestParts:
         self.panel: dict[Axis, Expr] = {}  # where a whole panel of weights begins
         self.row_block: Expr | None = None  # the number of the block of rows inside this panel
         self.part_of_rows: Axis | None = None  # whose blocks of rows stay near while panels pass
-        self.group: Group | None = None  # that blocks along the vector axis are in
+        self.group: AxisGroup | None = None  # that blocks along the vector axis are in
         self.held: dict[Expr, Expr] = {}  # parts of a map that are computed before its inner loops
         self.reduction = [a for a in order if a in nest.reduce_axes]
         self.unrolled_reduction = {nest.named(a) for a in self.options.unroll}
@@ -95,10 +95,10 @@ class NestParts:
         """What the sums at a place of scratch are the results for."""
         return self._results(monoid, [sums], at)
 
-    def stores_of(self, block: Block, results: dict[Expr, Expr]) -> tuple[Stmt, ...]:
+    def stores_of(self, block: RegisterBlock, results: dict[Expr, Expr]) -> tuple[Stmt, ...]:
         return self._stores(block, results)
 
-    def _stores(self, block: Block, results: dict[Expr, Expr], rows: Axis | None = None) -> tuple[Stmt, ...]:
+    def _stores(self, block: RegisterBlock, results: dict[Expr, Expr], rows: Axis | None = None) -> tuple[Stmt, ...]:
         body: list[Stmt] = []
         unswitched = bool(self.nest.unswitched)
         for tensor, value in zip(self.nest.stores, self.nest.values, strict=True):
@@ -116,7 +116,9 @@ class NestParts:
             return transposed_results(plain, block, self.plan.lanes, self.names.fresh) or block.around(*body)
         return block.around(*body)
 
-    def _to_all_places(self, tensor: Tensor, logical: tuple[Expr, ...], value: Expr, block: Block) -> tuple[Stmt, ...]:
+    def _to_all_places(
+        self, tensor: Tensor, logical: tuple[Expr, ...], value: Expr, block: RegisterBlock
+    ) -> tuple[Stmt, ...]:
         """Stores of one element; what goes to several places is computed once, into a register."""
         is_number = tensor.dtype.is_float and tensor.dtype.bytes >= 4
         if len(self.access.write[tensor]) == 1 or isinstance(value, Load) or not is_number:
@@ -126,7 +128,7 @@ class NestParts:
         held = Buffer(self.names.fresh("value"), shape, tensor.dtype, Memory.REGISTER)
         return (Alloc(held, (Store(held, index, value), *self.access.stores(tensor, logical, load(held, index)))),)
 
-    def _written_out(self, block: Block, body: Sequence[Store]) -> tuple[Stmt, ...]:
+    def _written_out(self, block: RegisterBlock, body: Sequence[Store]) -> tuple[Stmt, ...]:
         """Every position of a block of several axes, with what they have in common computed once."""
         stores = list(body)
         for axis in block.unrolled:

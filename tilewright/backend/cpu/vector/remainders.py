@@ -16,13 +16,13 @@ from tilewright.ir.forms.loops import Memory
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.lower.access import Access
 from tilewright.lower.blocks import Remainder
-from tilewright.lower.register_block import Block
+from tilewright.lower.register_block import RegisterBlock
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import Range, extent_of
 
 
 @dataclass(frozen=True)
-class Group:
+class AxisGroup:
     """A group of an axis read at axis // size and axis % size: lanes beyond its end are not the next one's first."""
 
     axis: Axis
@@ -32,8 +32,8 @@ class Group:
     low: Expr  # where it begins
 
     @staticmethod
-    def of(axis: Axis, size: int, low: Expr) -> Group:
-        return Group(axis, size, Axis("group", extent_of(axis.extent) // size), Axis("place", size), low)
+    def of(axis: Axis, size: int, low: Expr) -> AxisGroup:
+        return AxisGroup(axis, size, Axis("group", extent_of(axis.extent) // size), Axis("place", size), low)
 
     def elements(self, elements: Sequence[Expr]) -> list[Expr]:
         now = {var(self.axis) // self.size: var(self.number), var(self.axis) % self.size: var(self.place)}
@@ -100,7 +100,7 @@ def is_everywhere(nest: Nest, access: Access) -> bool:
     return all(place.buffer.memory is Memory.GLOBAL and not place.lows for place in touched)
 
 
-def kept_parts(block: Block, across: Axis | None, kept: int) -> list[Block]:
+def kept_parts(block: RegisterBlock, across: Axis | None, kept: int) -> list[RegisterBlock]:
     """The blocks that store the first `kept` elements of a block along its vector axis: whole vectors, then lanes."""
     assert block.lane is not None
     lanes = extent_of(block.lane.extent)
@@ -114,7 +114,7 @@ def kept_parts(block: Block, across: Axis | None, kept: int) -> list[Block]:
     return result
 
 
-def whole_lanes(part: Block, lanes: int) -> tuple[Block, Expr | None]:
+def whole_lanes(part: RegisterBlock, lanes: int) -> tuple[RegisterBlock, Expr | None]:
     """A part of a block with all lanes of its registers, and the condition under which a lane is one of the part's;
     None where all are."""
     cut = part.lane or (part.unrolled[-1] if part.cut_lane else None)
@@ -126,7 +126,7 @@ def whole_lanes(part: Block, lanes: int) -> tuple[Block, Expr | None]:
     return replace(part, env=env, unrolled=unrolled, lane=lane, cut_lane=False), lt(var(lane), cut.extent)
 
 
-def _part(block: Block, taken: Mapping[Axis, tuple[int, int]]) -> Block:
+def _part(block: RegisterBlock, taken: Mapping[Axis, tuple[int, int]]) -> RegisterBlock:
     """The block's positions from a first one on along some of its axes, and so many; a single lane is no vector."""
     axes = {axis: Axis(axis.name, count) for axis, (_, count) in taken.items()}
     starts = {axes[axis]: first for axis, (first, _) in taken.items() if first}
@@ -137,4 +137,4 @@ def _part(block: Block, taken: Mapping[Axis, tuple[int, int]]) -> Block:
     single = lane is not None and lane.extent == 1
     if lane is not None and single:
         unrolled, lane = (*unrolled, lane), None
-    return Block(env, unrolled, lane, {**block.starts, **starts}, cut_lane=single)
+    return RegisterBlock(env, unrolled, lane, {**block.starts, **starts}, cut_lane=single)

@@ -15,13 +15,13 @@ from tilewright.ir.forms.bounds import static
 from tilewright.ir.forms.expr import Axis, Expr, Load, Var, axes_of, const, loads, substitute, var
 from tilewright.ir.forms.loops import PREFETCH, Buffer, Instruction, Memory, Operand, Stmt
 from tilewright.lower.access import Access
-from tilewright.lower.register_block import Block
+from tilewright.lower.register_block import RegisterBlock
 from tilewright.target.instruction_sets import LINE_BYTES
 from tilewright.tile_graph.algebra.nest import is_window
 from tilewright.tile_graph.algebra.propagate import extent_of
 
 
-def rows_asked(low: NestParts, block: Block, across: Axis | None) -> tuple[Stmt, ...]:
+def rows_asked(low: NestParts, block: RegisterBlock, across: Axis | None) -> tuple[Stmt, ...]:
     """What a block of windows asks for of the next row, where the plan has it ask."""
     if not low.options.ahead or len(low.register) != 2 or not is_window(low.nest, low.vector):
         return ()
@@ -31,7 +31,12 @@ def rows_asked(low: NestParts, block: Block, across: Axis | None) -> tuple[Stmt,
 
 
 def _next_rows(
-    elements: Sequence[Expr], block: Block, row: Axis, reduction: Sequence[Axis], beside: Axis | None, access: Access
+    elements: Sequence[Expr],
+    block: RegisterBlock,
+    row: Axis,
+    reduction: Sequence[Axis],
+    beside: Axis | None,
+    access: Access,
 ) -> tuple[Stmt, ...]:
     """Hints for what a block reads one `row` further and not here, neighbouring blocks along `beside` left out."""
     hints: list[Stmt] = []

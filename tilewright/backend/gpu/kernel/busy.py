@@ -12,7 +12,7 @@ from math import ceil, log2, prod
 
 from tilewright.backend.gpu import constants as prices
 from tilewright.backend.gpu.maps.packets import flat_offset
-from tilewright.backend.gpu.matrix.cost import Fragments, Product, cost_of
+from tilewright.backend.gpu.matrix.cost import BlockedProduct, Fragments, cost_of
 from tilewright.backend.gpu.matrix.plan import product_of, runs_of, steps_of, stored_at_once, ways_of
 from tilewright.backend.gpu.threads.contract import GpuContract
 from tilewright.backend.gpu.threads.nest import GpuNest
@@ -33,7 +33,7 @@ from tilewright.tile_graph.plan.leaf_form import FragmentForm
 
 
 @dataclass(frozen=True)
-class Around:
+class LeafAround:
     """Around the leaves of a kernel: its nests, and the Tiles over warps with how their operands come."""
 
     nests: Sequence[Nest]
@@ -62,7 +62,7 @@ def warps_of(kernel: Tile) -> dict[str, tuple[Tile, Sequence[Hold]]]:
     return found
 
 
-def taken(placed: Placed, low: GpuNest, contract: GpuContract | None, shared: float, around: Around) -> Taken:
+def taken(placed: Placed, low: GpuNest, contract: GpuContract | None, shared: float, around: LeafAround) -> Taken:
     """What a leaf takes whose threads move so many bytes from and to shared memory."""
     name = (placed.work.owner or placed.nest).tensor.name
     if placed.work.leaf.instruction is not None and name in around.warps:
@@ -74,7 +74,7 @@ def taken(placed: Placed, low: GpuNest, contract: GpuContract | None, shared: fl
     return Taken(busy, max(busy, alone / target.clock))
 
 
-def _on_tensor_cores(placed: Placed, around: Around, warps: Tile, holds: Sequence[Hold]) -> Taken:
+def _on_tensor_cores(placed: Placed, around: LeafAround, warps: Tile, holds: Sequence[Hold]) -> Taken:
     nest, leaf, target = placed.nest, placed.work.leaf, around.target
 
     def layout(tensor: Tensor) -> Layout:
@@ -87,7 +87,7 @@ def _on_tensor_cores(placed: Placed, around: Around, warps: Tile, holds: Sequenc
     stored = stored_at_once(nest, leaf, context) if is_root else 1
     ways, runs = ways_of(nest, leaf, around.nests, context), runs_of(nest, leaf, context)
     work, steps = data_cost(*nest.values), steps_of(nest, leaf)
-    product = Product(*sizes, around.blocks, ways, False, runs, stored, work, steps=steps)
+    product = BlockedProduct(*sizes, around.blocks, ways, False, runs, stored, work, steps=steps)
     (_, height), (_, width) = warps.sizes
     rows, columns = (a.extent for a in warps.axes)
     stages = max((h.stages for h in holds), default=1)

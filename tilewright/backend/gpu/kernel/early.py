@@ -13,7 +13,7 @@ from tilewright.ir.forms.expr import Axis, Const, Expr, Load, is_op, load, loads
 from tilewright.ir.forms.loops import Alloc, Buffer, For, If, Memory, Stmt, Store
 from tilewright.ir.forms.scalar import Interval
 from tilewright.lower.nesting import alloc
-from tilewright.lower.register_block import Names
+from tilewright.lower.register_block import BufferNames
 
 _MOST = 16  # registers that what is asked for early has until then
 _REGISTER_BYTES = 4
@@ -24,7 +24,7 @@ class Early:
     """Reads of the maps behind a barrier: where they are asked for, and what is written from there to the barrier, for
     which they have to wait."""
 
-    names: Names
+    names: BufferNames
     thread: Axis
     place: int | None = None  # in the statements; None: there is no barrier
     unsettled: frozenset[Buffer] = frozenset()

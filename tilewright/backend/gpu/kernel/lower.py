@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tilewright.backend.gpu.kernel.early import Early
 from tilewright.backend.gpu.kernel.leaf import leaf_statements
-from tilewright.backend.gpu.kernel.room import Hazards
+from tilewright.backend.gpu.kernel.room import RoomHazards
 from tilewright.backend.gpu.stream.group import stream_form
 from tilewright.backend.gpu.stream.lower import stream_tile
 from tilewright.backend.gpu.threads.nest import GpuNest
@@ -17,7 +17,7 @@ from tilewright.ir.forms.expr import Axis, Expr, loads, lt, var
 from tilewright.ir.forms.loops import Alloc, Barrier, Buffer, For, ForKind, If, Memory, Scope, Stmt
 from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.lower.access import Place, flat_place, global_place
-from tilewright.lower.items import Ahead, Item, Loop, Meeting, Together, works
+from tilewright.lower.items import Ahead, GridBarrier, Item, Loop, Together, works
 from tilewright.lower.kernel import Binding, KernelLowering, ScanView
 from tilewright.lower.nesting import alloc
 from tilewright.lower.unroll import at
@@ -56,7 +56,7 @@ class GpuKernel(KernelLowering):
         (lanes,) = (n for n in self.plan.body if isinstance(n, Tile) and n.over == "lanes")
         self.thread, self.warp = Axis("thread", lanes.count), lanes.warp
         self.shared: list[Buffer] = []  # of a stream's operands
-        self.hazards: Hazards[Buffer] = Hazards()
+        self.hazards: RoomHazards[Buffer] = RoomHazards()
         self.last: Work | None = None  # since the last barrier, and the threads that it has
         self.occupied = 0
         self.staged_buffers: frozenset[Buffer] = frozenset()  # of the loops around: each part at a place of its own
@@ -84,7 +84,7 @@ class GpuKernel(KernelLowering):
             if isinstance(item, Together):
                 body.extend(self._together(item))
                 continue
-            if isinstance(item, Meeting):
+            if isinstance(item, GridBarrier):
                 body.append(Barrier(Scope.GRID))
                 self._met()
                 continue
@@ -176,7 +176,8 @@ def _alike(one: Work, two: Work) -> bool:
         return False
     forms = [leaf.options(ThreadForm) for leaf in (one.leaf, two.leaf)]
     return len({(form.at_once, form.flat) for form in forms}) == 1 and all(
-        getattr(one.leaf, n) == getattr(two.leaf, n) for n in ("order", "vector", "lanes"))
+        getattr(one.leaf, n) == getattr(two.leaf, n) for n in ("order", "vector", "lanes")
+    )
 
 
 def _ends_with_barrier(body: Sequence[Stmt]) -> bool:

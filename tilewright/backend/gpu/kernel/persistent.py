@@ -17,7 +17,7 @@ from tilewright.backend.gpu.kernel.room import block_bytes, own_bytes
 from tilewright.backend.gpu.kernel.shared_arena import whole_lines
 from tilewright.backend.gpu.kernel.tile import choose_gpu_tile, start
 from tilewright.backend.gpu.threads.plan import finished
-from tilewright.backend.protocol import StepKernel, WalkedSteps
+from tilewright.backend.protocol import PersistentScan, StepKernel
 from tilewright.ir.forms.compute import Scan
 from tilewright.ir.forms.expr import axes_of
 from tilewright.ir.forms.tensor import Tensor
@@ -31,7 +31,7 @@ _MOST_TILES = 8  # cuts that are priced, those of most tiles first
 _LEAST_STEPS = 4  # before them the copies are not paid back
 
 
-def walk_steps(kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> WalkedSteps | None:
+def persistent_scan(kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> PersistentScan | None:
     """The steps walked by one kernel, where that is possible and predicted to be faster than a launch each."""
     target, steps = context.target, extent_of(scan.axis.extent)
     barrier = dict(target.barriers).get("grid")
@@ -43,7 +43,7 @@ def walk_steps(kernels: Sequence[StepKernel], scan: Scan, context: NestContext) 
         return None
     if step.choice.block or any(leaf.instruction is not None for leaf in step.leaves):
         return None
-    best: WalkedSteps | None = None
+    best: PersistentScan | None = None
     for tile in _resident_tiles(step, target):
         found = _priced(step, tile, scan, context, barrier)
         if found is not None and (best is None or found.choice.seconds < best.choice.seconds):
@@ -66,7 +66,7 @@ def _resident_tiles(step: StepKernel, target: Target) -> Iterator[Sizes]:
     yield from sorted(found, key=lambda cut: -found[cut])[:_MOST_TILES]
 
 
-def _priced(step: StepKernel, tile: Sizes, scan: Scan, context: NestContext, barrier: float) -> WalkedSteps | None:
+def _priced(step: StepKernel, tile: Sizes, scan: Scan, context: NestContext, barrier: float) -> PersistentScan | None:
     target, steps = context.target, extent_of(scan.axis.extent)
     root = step.nests[-1]
     whole = {f"o{i}": max(1, extent_of(a.extent)) for i, a in enumerate(root.axes)}
@@ -82,7 +82,7 @@ def _priced(step: StepKernel, tile: Sizes, scan: Scan, context: NestContext, bar
     each = working + size / target.local.bandwidth + barrier
     before = start(target) + size / target.main.bandwidth
     chosen = replace(alone, seconds=before + steps * each, footprint=alone.footprint + size, resident=True)
-    return WalkedSteps(chosen, tuple((tensor, lanes) for tensor, (_, lanes) in kept.items()))
+    return PersistentScan(chosen, tuple((tensor, lanes) for tensor, (_, lanes) in kept.items()))
 
 
 def _kept(step: StepKernel, tile: Sizes, scan: Scan, context: NestContext) -> dict[Tensor, tuple[int, int]]:

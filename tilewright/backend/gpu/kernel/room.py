@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Generic, TypeVar
 
-from tilewright.backend.gpu.kernel.shared_arena import Region, place, whole_lines
+from tilewright.backend.gpu.kernel.shared_arena import ArenaRegion, place, whole_lines
 from tilewright.backend.gpu.threads.contract import spread
 from tilewright.ir.analysis.products import factors
 from tilewright.ir.forms.tensor import Tensor
@@ -23,7 +23,7 @@ Place = TypeVar("Place", bound=Hashable)
 
 
 @dataclass
-class Hazards(Generic[Place]):
+class RoomHazards(Generic[Place]):
     """What was touched since the last barrier; tells when the next nest must wait."""
 
     read: set[Place] = field(default_factory=set)
@@ -46,7 +46,7 @@ class Hazards(Generic[Place]):
 
 def unordered(nests: Sequence[Nest]) -> list[list[int]]:
     """The numbers of nests between two barriers of a block: none of them reads or writes what another writes."""
-    since: Hazards[Tensor] = Hazards()
+    since: RoomHazards[Tensor] = RoomHazards()
     runs: list[list[int]] = [[]]
     for number, nest in enumerate(nests):
         reads, writes = set(nest.reads()), set(nest.stores)
@@ -64,9 +64,9 @@ def block_bytes(
     """Of a block whose nests hold tensors of so many bytes, and need so many each for themselves. `at_once`: all of
     it is held from the first nest to the last, as what a loop walks is."""
     phase = last = 0
-    since: Hazards[Tensor] = Hazards()
+    since: RoomHazards[Tensor] = RoomHazards()
     live: dict[Tensor, tuple[int, int]] = {}
-    regions: list[Region] = []
+    regions: list[ArenaRegion] = []
     for nest in nests:
         reads, writes = set(nest.reads()), set(nest.stores)
         mine = own.get(nest, 0)
@@ -78,11 +78,11 @@ def block_bytes(
         for tensor in (t for t in (*reads, *writes) if t in held):
             live[tensor] = (live.get(tensor, (phase, phase))[0], phase)
         if mine:
-            regions.append(Region(whole_lines(mine), phase, phase))
+            regions.append(ArenaRegion(whole_lines(mine), phase, phase))
         since.add(reads, writes, mine > 0)
     for tensor, size in held.items():
         first, end = (0, last) if at_once else live.get(tensor, (0, last))
-        regions.append(Region(whole_lines(size), first, end))
+        regions.append(ArenaRegion(whole_lines(size), first, end))
     return place(regions)[1]
 
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tilewright.backend.gpu.constants import EXPOSED, MEETING_CYCLES, MOST_RESIDENT
-from tilewright.backend.terms import Found, Terms, Work, hidden, level_terms
+from tilewright.backend.terms import FoundBytes, KernelWork, Terms, hidden, level_terms
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.propagate import Size
 from tilewright.tile_graph.traffic.touch import least, most
 
 
-def gpu_terms(works: Sequence[Work], target: Target) -> Terms:
+def gpu_terms(works: Sequence[KernelWork], target: Target) -> Terms:
     """Kernels of one launch: one start, blocks of all of them at a time."""
     busy: Size = 0.0
     waiting: Size = 0.0
@@ -23,7 +23,7 @@ def gpu_terms(works: Sequence[Work], target: Target) -> Terms:
         busy, waiting, blocks = busy + own, most(waiting, alone), blocks + work.tiles
     active = least(blocks, target.units)
     uneven = -(-blocks // target.units) * active / blocks  # of the time that even shares would take
-    found = [Found(sum((w.found[p].read for w in works), 0.0), sum((w.found[p].written for w in works), 0.0))
+    found = [FoundBytes(sum((w.found[p].read for w in works), 0.0), sum((w.found[p].written for w in works), 0.0))
              for p in range(len(target.levels))]  # fmt: skip
     levels = tuple(replace(term, seconds=term.seconds * uneven) for term in level_terms(found, target, active))
     barrier = dict(target.barriers).get("grid", target.kernel_cost)
@@ -39,7 +39,7 @@ def start_seconds(target: Target) -> float:
     return dict(target.barriers).get("dependent_launch", target.kernel_cost)
 
 
-def _unit_seconds(work: Work, target: Target) -> tuple[Size, Size]:
+def _unit_seconds(work: KernelWork, target: Target) -> tuple[Size, Size]:
     """Seconds of the busiest multiprocessor in all runs, as it is kept busy, and as its blocks wait."""
     runs = max(1, work.starts)
     blocks = work.tiles * runs

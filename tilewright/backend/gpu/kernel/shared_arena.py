@@ -39,7 +39,7 @@ class SharedArena:
 
 
 @dataclass(frozen=True)
-class Region:
+class ArenaRegion:
     """Bytes that are in use from one phase to another; a region that is never used has its end before its beginning."""
 
     bytes: int
@@ -47,7 +47,7 @@ class Region:
     last: int
     alignment: int = BANK_ROW_BYTES
 
-    def meets(self, other: Region) -> bool:
+    def meets(self, other: ArenaRegion) -> bool:
         return self.first <= other.last and other.first <= self.last
 
 
@@ -60,13 +60,13 @@ def place_shared(kernel: Kernel) -> SharedArena:
     matrices = {o.buffer for s in statements(kernel.body) if isinstance(s, Instruction) and s.name in FORMS
                 for o in s.operands}  # fmt: skip
     offsets, total = place([
-        Region(_size(kernel, b), *live.get(b, (0, -1)), MATRIX_BYTES if b in matrices else BANK_ROW_BYTES)
+        ArenaRegion(_size(kernel, b), *live.get(b, (0, -1)), MATRIX_BYTES if b in matrices else BANK_ROW_BYTES)
         for b in buffers
     ])  # fmt: skip
     return SharedArena({b.name: at for b, at in zip(buffers, offsets, strict=True)}, total)
 
 
-def place(regions: Sequence[Region]) -> tuple[list[int], int]:
+def place(regions: Sequence[ArenaRegion]) -> tuple[list[int], int]:
     """The first byte of every region, and how many all take together: first fit, the largest first."""
     placed: list[int] = []
     offsets = [0] * len(regions)

@@ -13,7 +13,7 @@ from tilewright.backend.gpu.kernel.tile import BESIDE_BYTES, start
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.runtime.gpu_model import MOST_SPREAD
 from tilewright.target import Target
-from tilewright.tile_graph.plan.form import Barrier, Tile
+from tilewright.tile_graph.plan.form import Tile, UnitBarrier
 from tilewright.tile_graph.plan.leaf_form import ThreadForm
 
 
@@ -24,7 +24,7 @@ def share_launch(kernels: Sequence[Tile], target: Target) -> tuple[Tile, ...] | 
     for kernel in kernels:
         lanes = _lanes(kernel)
         inside = [n for n in kernel.walk() if isinstance(n, Tile)]
-        if any(isinstance(n, Barrier) for tile in inside for n in tile.body):
+        if any(isinstance(n, UnitBarrier) for tile in inside for n in tile.body):
             return None
         is_bound = any(t.over == "warps" for t in inside)
         if lanes.count != threads and (is_bound or any(threads % x.options(ThreadForm).split for x in kernel.leaves)):

@@ -10,7 +10,7 @@ from itertools import product
 from tilewright.backend.gpu.constants import WORTH_A_LOOK
 from tilewright.backend.gpu.kernel.block import block_of, finished_leaves, plan_gpu_nest, shared_out
 from tilewright.backend.gpu.kernel.tile import choose_gpu_tile
-from tilewright.backend.gpu.matrix.cost import Fragments, Product, layout_for, ranked
+from tilewright.backend.gpu.matrix.cost import BlockedProduct, Fragments, layout_for, ranked
 from tilewright.backend.gpu.matrix.plan import (
     comes_from_far,
     fitting_fragments,
@@ -154,7 +154,7 @@ class GpuVariants:
             return
         (nest,), (leaf,), context = self.nests, leaves, self.context
         part = block_of(self.nests, dict(choice.tile), None, 0)
-        work = Product(
+        work = BlockedProduct(
             *product_of(nest, leaf, part.boxes[nest], {}), part.blocks, ways_of(nest, leaf, self.nests, context),
             comes_from_far(context), runs_of(nest, leaf, context), stored_at_once(nest, leaf, context),
             data_cost(*nest.values), steps=steps_of(nest, leaf),

@@ -24,12 +24,16 @@ from tilewright.ir.forms.expr import (
     var,
 )
 from tilewright.ir.forms.loops import Buffer, For, ForKind, Instruction, Memory, Operand, Stmt, Store
-from tilewright.lower.register_block import Names
+from tilewright.lower.register_block import BufferNames
 from tilewright.tile_graph.algebra.propagate import extent_of
 
 
 def in_registers(
-    names: Names, value: Expr, lane: Axis, turn: Axis | None = None, which: Callable[[Load], bool] = lambda read: True
+    names: BufferNames,
+    value: Expr,
+    lane: Axis,
+    turn: Axis | None = None,
+    which: Callable[[Load], bool] = lambda read: True,
 ) -> tuple[Expr, list[Stmt], list[Buffer]]:
     """What a value reads beside each other along `lane`, or some of it, fetched in whole packets first; weights are
     unpacked there. With `turn`, into registers of each turn's own."""

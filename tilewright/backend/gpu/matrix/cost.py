@@ -71,7 +71,7 @@ class MatrixCost:
 
 
 @dataclass(frozen=True)
-class Product:
+class BlockedProduct:
     """A box of a product, `blocks` of which are to be computed. `ways` and `runs`: how the rows' operand and the
     columns' come, and whether their lines run along the sum; `far`: they come from device memory rather than from the
     L2; `stored`: see Fragments; `work`: instructions of the epilogue; `anew`: see Leaf."""
@@ -93,7 +93,9 @@ class Product:
 Way = tuple[Fragments, MatrixCost]
 
 
-def fragments_for(target: Target, instruction: str, product: Product, warps: int = 0, room: int = 0) -> Way | None:
+def fragments_for(
+    target: Target, instruction: str, product: BlockedProduct, warps: int = 0, room: int = 0
+) -> Way | None:
     """The best way, with so many warps where that is given, in so much shared memory."""
     found = ways_by_warps(target, instruction, product, room)
     if warps and warps not in found:
@@ -104,7 +106,7 @@ def fragments_for(target: Target, instruction: str, product: Product, warps: int
 
 @lru_cache(maxsize=1 << 16)
 def ways_by_warps(
-    target: Target, instruction: str, product: Product, room: int = 0, warps: int = 0
+    target: Target, instruction: str, product: BlockedProduct, room: int = 0, warps: int = 0
 ) -> dict[int, tuple[float, Fragments, MatrixCost]]:
     """The best way by so many warps of a block, for all numbers that are tried or for one, with its seconds."""
     found: dict[int, tuple[float, Fragments, MatrixCost]] = {}
@@ -129,7 +131,7 @@ def instructions(target: Target, instruction: str) -> tuple[str, ...]:
     return tuple(name for name, form in FORMS.items() if form.operand is operand and target.rate(name))
 
 
-def cost_of(target: Target, made: Fragments, product: Product) -> MatrixCost:
+def cost_of(target: Target, made: Fragments, product: BlockedProduct) -> MatrixCost:
     """What a product costs that runs in one way."""
     form = FORMS[made.instruction]
     shape = np.array([(made.rows, made.columns, made.warp_rows, made.warp_columns, made.step, made.groups)], np.int64)
@@ -138,7 +140,7 @@ def cost_of(target: Target, made: Fragments, product: Product) -> MatrixCost:
     return MatrixCost(busy, alone, int(ring), int(resident))
 
 
-def ranked(target: Target, instruction: str, product: Product) -> list[tuple[Fragments, float]]:
+def ranked(target: Target, instruction: str, product: BlockedProduct) -> list[tuple[Fragments, float]]:
     """Every way with its seconds, the best first."""
     found: list[tuple[Fragments, float]] = []
     for name in instructions(target, instruction):
@@ -150,7 +152,7 @@ def ranked(target: Target, instruction: str, product: Product) -> list[tuple[Fra
 
 
 def _ways(
-    target: Target, instruction: str, product: Product, warps: int, room: int
+    target: Target, instruction: str, product: BlockedProduct, warps: int, room: int
 ) -> tuple[_Tried, Numbers, tuple[Numbers, Numbers, Numbers, Numbers]] | None:
     """All ways, their seconds, and what else is known of them; None where there is none."""
     form = FORMS[instruction]
@@ -174,7 +176,13 @@ def _ways(
 
 @lru_cache(maxsize=1 << 12)
 def _shapes(
-    form: MatrixForm, rows: int, columns: int, warps: int, in_groups: bool, twice: bool, target: Target,
+    form: MatrixForm,
+    rows: int,
+    columns: int,
+    warps: int,
+    in_groups: bool,
+    twice: bool,
+    target: Target,
     steps: tuple[int, ...] = (),
 ) -> Numbers:
     """Rows and columns of a block, of a warp, the step and the groups of every way; sums are kept `twice` where some
@@ -203,8 +211,10 @@ def _group_shapes(form: MatrixForm, rows: int, columns: int, warps: int, twice: 
     height, width = ceil(rows / 64) * 64, ceil(columns / 64) * 64
     count = height // form.c.rows
     registers = _kept_by_group(width, form, twice) + prices.REGISTERS_IN_GROUPS
-    if (warps and count != warps) or WARP * count * registers > target.register_file or (
-        registers > target.vector_registers
+    if (
+        (warps and count != warps)
+        or WARP * count * registers > target.register_file
+        or (registers > target.vector_registers)
     ):
         return np.zeros((0, 6), np.int64)
     piece = 128 // form.operand.bytes
@@ -232,7 +242,7 @@ class _Tried:
     """The ways to run a product, and what they cost; every number has an entry for each."""
 
     def __init__(
-        self, target: Target, form: MatrixForm, product: Product, shapes: Numbers, stages: int = 0
+        self, target: Target, form: MatrixForm, product: BlockedProduct, shapes: Numbers, stages: int = 0
     ) -> None:
         """Of so many stages, or as many as are best."""
         self.target, self.form, self.product, self.shapes, self.given = target, form, product, shapes, stages

@@ -15,7 +15,7 @@ from tilewright.backend.gpu.maps.packets import (
     packets_of,
 )
 from tilewright.backend.gpu.matrix.sides import Side, Sides
-from tilewright.backend.gpu.threads.nest import GpuNest, Spot, guarded
+from tilewright.backend.gpu.threads.nest import GpuNest, ThreadTile, guarded
 from tilewright.backend.gpu.threads.pipeline import sync
 from tilewright.intrinsics.gpu_matrix import MatrixForm
 from tilewright.ir.analysis.simplify import linear, simplify
@@ -55,27 +55,27 @@ class MatrixEpilogue:
     def __init__(self, block: SumsOfWarps) -> None:
         self.block = block
 
-    def on_fragments(self, total: Buffer, spot: Spot) -> tuple[Stmt, ...]:
+    def on_fragments(self, total: Buffer, tile: ThreadTile) -> tuple[Stmt, ...]:
         """The epilogue on the sums that a lane keeps; neighbours along the columns are stored as one."""
         base = self.block.base
         monoid = base.nest.monoid
         assert monoid is not None
         if not self._in_pairs():
-            return base.finish(monoid, [total], spot)
-        i, j, e = spot.unrolled
+            return base.finish(monoid, [total], tile)
+        i, j, e = tile.unrolled
         half, pair, lane = Axis("half", 2), Axis("pair", 2), Axis("lane", 2)
 
         def at(second: Axis) -> dict[Axis, Expr]:
             return {e: simplify(var(half) * 2 + var(second))}
 
         body: list[Stmt] = []
-        for store in base.stores(spot, base.results(monoid, [total], spot.index)):
+        for store in base.stores(tile, base.results(monoid, [total], tile.index)):
             kept = Buffer(base.names.fresh("pair"), (2,), store.value.dtype, Memory.REGISTER)
             value = simplify(substitute(store.value, at(pair)))
             place = tuple(simplify(substitute(x, at(lane))) for x in store.indices)
             moved = For(lane, ForKind.VECTOR, (Store(store.buffer, place, load(kept, (var(lane),))),))
             body.extend(alloc([kept], (For(pair, ForKind.UNROLL, (Store(kept, (var(pair),), value),)), moved)))
-        inside = [simplify(substitute(substitute(x, at(pair)), {pair: const(0)})) for x in spot.inside]
+        inside = [simplify(substitute(substitute(x, at(pair)), {pair: const(0)})) for x in tile.inside]
         return unrolled([i, j, half], guarded(inside, tuple(body)))
 
     def _in_pairs(self) -> bool:
@@ -104,7 +104,7 @@ class MatrixEpilogue:
         env = {**fixed, **{a: simplify(base.ranges[a].low + x) for a, x in (*own.items(), *across.items())}}
         whole = Buffer("sums", (block.groups, block.block_rows, block.block_columns), total.dtype, Memory.SHARED)
         results = self._of_all_groups(monoid, whole, (const(0), var(row), var(lane)))
-        stores = base.stores(Spot(env, (), (), (lane,), {}), results)
+        stores = base.stores(ThreadTile(env, (), (), (lane,), {}), results)
         reads = [n for n in certain_loads(*(simplify(store.value) for store in stores))
                  if n.source.memory is Memory.GLOBAL and in_line(n, lane)]  # fmt: skip
         body: list[Stmt] = []
@@ -153,8 +153,8 @@ class MatrixEpilogue:
         monoid = base.nest.monoid
         assert monoid is not None
         size_of = (block.groups, block.block_rows, block.block_columns + SUMS_PAD)
-        tile = Buffer(base.names.fresh("sums"), size_of, total.dtype, Memory.SHARED)
-        base.shared.append(tile)
+        sums = Buffer(base.names.fresh("sums"), size_of, total.dtype, Memory.SHARED)
+        base.shared.append(sums)
         packets = block.block_columns // size
         count = block.block_rows * packets
         trips = -(-count // base.threads)
@@ -169,7 +169,7 @@ class MatrixEpilogue:
         env = {**fixed, **{a: simplify(base.ranges[a].low + x) for a, x in (*own.items(), *across.items())}}
         whole = [simplify(substitute(x, {lane: const(0)})) for x in (*valid, *inside, *limits)]
         index = (const(0), row, simplify(packet * size + var(lane)))
-        spot = Spot(env, (), (), (lane,), {})
+        tile = ThreadTile(env, (), (), (lane,), {})
 
         def stays(read: Load) -> bool:
             """Whether a thread reads the same in all trips, the columns being inside: it is read once for all."""
@@ -181,7 +181,7 @@ class MatrixEpilogue:
         body: list[Stmt] = []
         registers: list[Buffer] = []
         turn = loops[1] if at_once > 1 else None
-        for store in base.stores(spot, self._of_all_groups(monoid, tile, index)):
+        for store in base.stores(tile, self._of_all_groups(monoid, sums, index)):
             value, first, constant = in_registers(base.names, simplify(store.value), lane, which=stays)
             before.extend(first)
             held.extend(constant)
@@ -197,7 +197,7 @@ class MatrixEpilogue:
         turns = [s for phase in phases if phase for s in unrolled([loops[1]] if turn else [], guarded(guards, phase))]
         end = (sync(),) if reused else ()
         walked = serial([loops[0]] if trips > at_once else [], alloc(registers, turns))
-        return (*self._put_down(total, tile), sync(), *alloc(held, (*before, *walked)), *end)
+        return (*self._put_down(total, sums), sync(), *alloc(held, (*before, *walked)), *end)
 
     def _trips_at_once(self, trips: int) -> int:
         """Trips that read together, all written out: as many as registers of the sums, which are free again, have room
@@ -209,17 +209,17 @@ class MatrixEpilogue:
         most = min(_MOST_AT_ONCE, max(_TRIPS_AT_ONCE, room))
         return next(n for n in range(most, 0, -1) if trips % n == 0)
 
-    def _of_all_groups(self, monoid: Monoid, tile: Buffer, index: tuple[Expr, ...]) -> dict[Expr, Expr]:
+    def _of_all_groups(self, monoid: Monoid, sums: Buffer, index: tuple[Expr, ...]) -> dict[Expr, Expr]:
         """What the epilogue reads in place of the sum: the sums of the groups of warps, in order."""
-        found = self.block.base.results(monoid, [tile], index)
-        first = load(tile, index)
+        found = self.block.base.results(monoid, [sums], index)
+        first = load(sums, index)
         whole: Expr = first
         for group in range(1, self.block.groups):
-            now: dict[Expr, Expr] = {monoid.left[0]: whole, monoid.right[0]: load(tile, (const(group), *index[1:]))}
+            now: dict[Expr, Expr] = {monoid.left[0]: whole, monoid.right[0]: load(sums, (const(group), *index[1:]))}
             whole = replace_nodes(monoid.combine[0], now)
         return {tensor: replace_nodes(value, {first: whole}) for tensor, value in found.items()}
 
-    def _put_down(self, total: Buffer, tile: Buffer) -> tuple[Stmt, ...]:
+    def _put_down(self, total: Buffer, sums: Buffer) -> tuple[Stmt, ...]:
         """The sums of all lanes into a tile of shared memory, two by two."""
         block = self.block
         c, origins = block.form.c, block.warp_place()
@@ -228,5 +228,5 @@ class MatrixEpilogue:
         element = simplify(var(half) * 2 + var(lane))
         row = simplify(origins[0] + var(i) * c.rows + block.lane // 4 + var(half) * 8)
         column = simplify(origins[1] + var(j) * c.columns + block.lane % 4 * 2 + var(lane))
-        put = Store(tile, (block.group, row, column), load(total, (var(i), var(j), element)))
+        put = Store(sums, (block.group, row, column), load(total, (var(i), var(j), element)))
         return unrolled([i, j, half], (For(lane, ForKind.VECTOR, (put,)),))

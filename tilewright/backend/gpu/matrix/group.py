@@ -15,7 +15,7 @@ from tilewright.backend.gpu.matrix.cost import columns_at_a_time
 from tilewright.backend.gpu.matrix.lower import MatrixContract, Ring
 from tilewright.backend.gpu.matrix.packed import PackedContract
 from tilewright.backend.gpu.matrix.sides import Side, sides_of
-from tilewright.backend.gpu.threads.nest import GpuNest, Spot
+from tilewright.backend.gpu.threads.nest import GpuNest, ThreadTile
 from tilewright.backend.gpu.threads.pipeline import Copies, Gathered, in_groups
 from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu_matrix import FORMS, ROW_BYTES, with_kept_rows
@@ -64,10 +64,10 @@ class GroupContract(MatrixContract):
         stages, rolled = self.ring(0).hold.stages, self.base.plan.options(FragmentForm).rolled
         return tuple(in_groups("part", parts, stages, copies, multiply, sums, reused, rolled, gathered))
 
-    def _gathering(self, total: Buffer, spot: Spot, parts: int, copies: Copies, reused: bool) -> tuple[Stmt, ...]:
+    def _gathering(self, total: Buffer, tile: ThreadTile, parts: int, copies: Copies, reused: bool) -> tuple[Stmt, ...]:
         """Where every part has sums of its own, some columns of it at a time: their registers are used again."""
         if self.base.plan.options(FragmentForm).anew != self.step:
-            return super()._gathering(total, spot, parts, copies, reused)
+            return super()._gathering(total, tile, parts, copies, reused)
         columns = columns_at_a_time(self.block_columns)
         fragments = columns // self.form.c.columns
         shape = (1, fragments, self.form.c.elements)

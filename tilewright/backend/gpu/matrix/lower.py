@@ -15,7 +15,7 @@ from math import prod
 from tilewright.backend.gpu.maps.packets import flat_offset, in_packets, in_registers, packet_place, packets_of
 from tilewright.backend.gpu.matrix.epilogue import MatrixEpilogue
 from tilewright.backend.gpu.matrix.sides import Side, Sides
-from tilewright.backend.gpu.threads.nest import GpuNest, Spot, guarded, known_true_left_out
+from tilewright.backend.gpu.threads.nest import GpuNest, ThreadTile, drop_true, guarded
 from tilewright.backend.gpu.threads.pipeline import Copies, Gathered, pipelined, sync
 from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu_matrix import FORMS, LaneMap
@@ -140,7 +140,7 @@ class MatrixContract:
         here = [var(a) if n > 1 else const(0) for a, n in zip(loops, turns, strict=True)]
         fixed = {a: simplify(base.ranges[a].low + h) for a, h in zip(batch, here, strict=False)}
         inside = [lt(h, base.ranges[a].count) for a, h in zip(batch, here, strict=False)]
-        body = self._block(fixed, known_true_left_out(inside), here[-2], here[-1], prod(turns) > 1)
+        body = self._block(fixed, drop_true(inside), here[-2], here[-1], prod(turns) > 1)
         result = alloc(base.shared, body)  # of one turn: sums on their way out may lie where its operands were
         for axis, n in zip(reversed(loops), reversed(turns), strict=True):
             if n > 1:
@@ -154,10 +154,10 @@ class MatrixContract:
         monoid = base.nest.monoid
         assert monoid is not None
         starts = (simplify(row_turn * self.block_rows), simplify(column_turn * self.block_columns))
-        spot = self._spot(fixed, valid, starts)
-        (total,) = base.states(monoid, spot.shape, "acc")
-        first = base.initial(monoid, spot)[0]
-        begins = [*spot.inside, *([eq(self.group, 0)] if self.groups > 1 else [])]
+        tile = self._elements(fixed, valid, starts)
+        (total,) = base.states(monoid, tile.shape, "acc")
+        first = base.initial(monoid, tile)[0]
+        begins = [*tile.inside, *([eq(self.group, 0)] if self.groups > 1 else [])]
         if base.nest.initial and begins:
             first = select(all_of(begins), first, monoid.identity[0])
 
@@ -168,24 +168,24 @@ class MatrixContract:
         parts = -(-self.length // self.step)
         epilogue = MatrixEpilogue(self)
         body: list[Stmt] = list(epilogue.asked(total, fixed, valid, starts)) if base.plan.lanes > 1 else []
-        body.extend(spot.around((Store(total, spot.index, first),)))
-        body.extend(self._gathering(total, spot, parts, copies, reused) if base.plan.options(FragmentForm).anew else
+        body.extend(tile.around((Store(total, tile.index, first),)))
+        body.extend(self._gathering(total, tile, parts, copies, reused) if base.plan.options(FragmentForm).anew else
                     self.walk(total, parts, copies, reused))  # fmt: skip
         if base.plan.lanes > 1:
             body.extend((*(() if reused else (sync(),)), *epilogue.in_rows(total, fixed, valid, starts, reused)))
         else:
-            body.extend(epilogue.on_fragments(total, spot))
+            body.extend(epilogue.on_fragments(total, tile))
         return alloc([total], body)
 
-    def _gathering(self, total: Buffer, spot: Spot, parts: int, copies: Copies, reused: bool) -> tuple[Stmt, ...]:
+    def _gathering(self, total: Buffer, tile: ThreadTile, parts: int, copies: Copies, reused: bool) -> tuple[Stmt, ...]:
         """The sum in sums of some parts each: tensor cores cut off what float32 would round, at every step."""
         own = Buffer(self.base.names.fresh("part_sums"), total.shape, total.dtype, total.memory)
-        zero = Store(own, spot.index, const(0, own.dtype))
-        added = Store(total, spot.index, load(total, spot.index) + load(own, spot.index))
-        gathered = Gathered(self.base.plan.options(FragmentForm).anew // self.step, [spot.around((added, zero))])
+        zero = Store(own, tile.index, const(0, own.dtype))
+        added = Store(total, tile.index, load(total, tile.index) + load(own, tile.index))
+        gathered = Gathered(self.base.plan.options(FragmentForm).anew // self.step, [tile.around((added, zero))])
         walked = self.walk(own, parts, copies, reused, gathered)
-        rest = spot.around((added,)) if parts % gathered.every else ()
-        return alloc([own], (*spot.around((zero,)), *walked, *rest))
+        rest = tile.around((added,)) if parts % gathered.every else ()
+        return alloc([own], (*tile.around((zero,)), *walked, *rest))
 
     def walk(
         self, total: Buffer, parts: int, copies: Copies, reused: bool, gathered: Gathered | None = None
@@ -223,7 +223,7 @@ class MatrixContract:
         across = self.block_columns // self.warp_columns
         return simplify(self.warp // across * self.warp_rows), simplify(self.warp % across * self.warp_columns)
 
-    def _spot(self, fixed: dict[Axis, Expr], valid: Sequence[Expr], starts: tuple[Expr, Expr]) -> Spot:
+    def _elements(self, fixed: dict[Axis, Expr], valid: Sequence[Expr], starts: tuple[Expr, Expr]) -> ThreadTile:
         """The elements of the sum that a lane keeps."""
         base, c = self.base, self.form.c
         i, j, e = (Axis(n, size) for n, size in zip("ije", (*self.fragments, c.elements), strict=True))
@@ -239,7 +239,7 @@ class MatrixContract:
             coordinates.update(own)
             inside.extend(limits)
         env.update({a: simplify(base.ranges[a].low + x) for a, x in coordinates.items()})
-        return Spot(env, (), known_true_left_out(inside), (i, j, e), coordinates)
+        return ThreadTile(env, (), drop_true(inside), (i, j, e), coordinates)
 
     def coordinates(
         self, side: Side, flat: Expr, lane: Expr | None = None, packet: int = 1
@@ -258,7 +258,7 @@ class MatrixContract:
                 digit = simplify(digit * packet + lane)
             own[axis] = digit
             conditions.append(simplify(lt(digit, part.count)))
-        return own, list(known_true_left_out(conditions))
+        return own, list(drop_true(conditions))
 
     def _sum_point(self, flat: Expr, lane: Expr | None = None, packet: int = 1) -> tuple[dict[Axis, Expr], list[Expr]]:
         """The axes that are summed over at a place of the flat sum, in packets as above."""
@@ -277,7 +277,7 @@ class MatrixContract:
             env[axis] = simplify(part.low + digit)
             if static(part.count) != int(part.size):
                 conditions.append(lt(digit, part.count))
-        return env, list(known_true_left_out(conditions))
+        return env, list(drop_true(conditions))
 
     # --- copies into shared memory
 
@@ -357,7 +357,7 @@ class MatrixContract:
         env, conditions = self._at(ring, line, packet, const(0), at, start)
         source, padding = self._read(ring, {**fixed, **env})
         assert isinstance(source, Load)
-        inside = known_true_left_out([*conditions, *valid, *padding])
+        inside = drop_true([*conditions, *valid, *padding])
         place = ring.place(slot, line, packet, const(0))
         operands = (Operand(ring.buffer, place), Operand(source.source, source.indices))
         if inside:
@@ -387,7 +387,7 @@ class MatrixContract:
         out = packets_of(self.base.names.fresh("out"), lane, ring.buffer.dtype)
         place = packet_place(out, lane)
         body = alloc(kept, (*fetched, For(lane, ForKind.UNROLL, (Store(out, place, value),))))
-        inside = known_true_left_out(whole)
+        inside = drop_true(whole)
         if inside:
             zero = For(lane, ForKind.UNROLL, (Store(out, place, const(0, out.dtype)),))
             body = (If(all_of(inside), tuple(body), (zero,)),)
@@ -402,7 +402,7 @@ class MatrixContract:
         line, within = simplify(flat // length), simplify(flat % length)
         env, conditions = self._at(ring, line, within, None, at, start)
         value = simplify(self.base.access.lower(substitute(ring.side.value, {**fixed, **env})))
-        inside = known_true_left_out([*conditions, *valid])
+        inside = drop_true([*conditions, *valid])
         if inside:
             value = select(all_of(inside), value, const(0, value.dtype))
         place = ring.place(slot, line, simplify(within // ring.packet), simplify(within % ring.packet))

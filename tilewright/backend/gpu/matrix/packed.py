@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from tilewright.backend.gpu.maps.unpack import FETCHED, PLACES, Packed, packed_side
 from tilewright.backend.gpu.matrix.lower import MatrixContract, Ring
 from tilewright.backend.gpu.matrix.sides import Side
-from tilewright.backend.gpu.threads.nest import known_true_left_out
+from tilewright.backend.gpu.threads.nest import drop_true
 from tilewright.backend.gpu.threads.pipeline import Copies, Gathered, pipelined
 from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu_matrix import ROW_BYTES
@@ -120,7 +120,7 @@ class PackedContract(MatrixContract):
         """So many neighbours of what is read at a place of the sum, or zeros outside."""
         point, conditions = self._sum_point(place)
         source, limits = self._source(read, column, {**fixed, **point})
-        inside = known_true_left_out([*conditions, *limits, *valid])
+        inside = drop_true([*conditions, *limits, *valid])
         operands = (to, Operand(source.source, source.indices))
         if inside:
             return (Instruction(f"copy_async_or_zero{count}", operands, (all_of(inside),)),)

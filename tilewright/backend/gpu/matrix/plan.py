@@ -18,10 +18,10 @@ from tilewright.backend.gpu.matrix.cost import (
     COPIED_AS_IT_LIES,
     MOST_BLOCK,
     UNPACKED,
+    BlockedProduct,
     Both,
     Fragments,
     MatrixCost,
-    Product,
     Ways,
     fragments_for,
     layout_for,
@@ -41,7 +41,7 @@ from tilewright.target import Target
 from tilewright.tile_graph.algebra.context import NestContext, offset_of, stride
 from tilewright.tile_graph.algebra.nest import Nest, data_cost
 from tilewright.tile_graph.algebra.propagate import Box, Range, Size, extent_of
-from tilewright.tile_graph.plan.form import ASYNC, COPIED, Barrier, Bind, Hold, Leaf, Tile, TileAxis
+from tilewright.tile_graph.plan.form import ASYNC, COPIED, Bind, Hold, Leaf, Tile, TileAxis, UnitBarrier
 
 LEAST_ROWS = 8  # rows and columns, and _LEAST_SUMMED steps of the sum, below which fragments are mostly empty
 _LEAST_SUMMED = 16
@@ -210,11 +210,11 @@ def fitting_fragments(
 def _product(
     nest: Nest, leaf: Leaf, nests: Sequence[Nest], sizes: tuple[int, int, int, int], blocks: int, far: bool,
     context: NestContext,
-) -> Product:  # fmt: skip
+) -> BlockedProduct:  # fmt: skip
     stored = stored_at_once(nest, leaf, context) if nest is nests[-1] else 1
     ways, runs = ways_of(nest, leaf, nests, context), runs_of(nest, leaf, context)
     work, anew, steps = data_cost(*nest.values), anew_after(nest), steps_of(nest, leaf)
-    return Product(*sizes, blocks, ways, far, runs, stored, work, anew, steps)
+    return BlockedProduct(*sizes, blocks, ways, far, runs, stored, work, anew, steps)
 
 
 def anew_after(nest: Nest) -> int:
@@ -235,7 +235,7 @@ def anew_after(nest: Nest) -> int:
 
 @lru_cache(maxsize=1 << 14)
 def of_equal_warps(
-    target: Target, products: tuple[tuple[str, Product], ...], room: int = 0
+    target: Target, products: tuple[tuple[str, BlockedProduct], ...], room: int = 0
 ) -> tuple[tuple[Fragments, MatrixCost], ...] | None:
     """The best way of every product of a kernel, all by as many warps: a block has as many for one as for the next."""
 
@@ -286,7 +286,7 @@ def matrix_costs(
     way costs infinitely much."""
     far = comes_from_far(context)
     named: dict[Nest, str] = {}
-    candidates: list[list[Product]] = []
+    candidates: list[list[BlockedProduct]] = []
     for nest, leaf in zip(nests, leaves, strict=True):
         if leaf.instruction not in FORMS:
             continue
@@ -351,7 +351,9 @@ def with_warps(
 
     def changed(node: Tile | Leaf, level: str) -> Tile | Leaf:
         if isinstance(node, Tile):
-            return replace(node, body=tuple(n if isinstance(n, Barrier) else changed(n, node.level) for n in node.body))
+            return replace(
+                node, body=tuple(n if isinstance(n, UnitBarrier) else changed(n, node.level) for n in node.body)
+            )
         made = chosen.get(node.tensor)
         if made is None or node.part not in ("whole", "step"):
             return node

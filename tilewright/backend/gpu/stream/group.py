@@ -20,9 +20,9 @@ from tilewright.backend.gpu.matrix.group import GroupContract
 from tilewright.backend.gpu.stream.form import COLUMN
 from tilewright.backend.gpu.stream.lower import (
     PAIR,
+    FragmentElements,
     KernelOfThreads,
     RegisterStream,
-    Spot,
     as_power_of_two,
     unscaled,
 )
@@ -102,8 +102,8 @@ class GroupStream(RegisterStream):
         self.factors[work.nest.tensor] = found[1]
         return replace(work, nest=replace(work.nest, values=(found[0],)))
 
-    def _read(self, node: Load, spot: Spot) -> Expr | None:
-        found = super()._read(node, spot)
+    def _read(self, node: Load, tile: FragmentElements) -> Expr | None:
+        found = super()._read(node, tile)
         factor = self.factors.get(node.source) if isinstance(node.source, Tensor) else None
         return found if found is None or factor is None else op("mul", found, factor)
 
@@ -252,17 +252,17 @@ class GroupStream(RegisterStream):
         """What threads make of scores that are there."""
         made: list[Stmt] = []
         for work in self.scores:
-            total, spot = self.totals[work.nest.tensor], self._spot(STREAM)
-            made.extend(unrolled(spot.loops, self._results(self._at(work, block, is_whole), total, spot.index, spot)))
+            total, tile = self.totals[work.nest.tensor], self._elements(STREAM)
+            made.extend(unrolled(tile.loops, self._results(self._at(work, block, is_whole), total, tile.index, tile)))
         return [*made, *(s for work in self.others for s in self._work(self._at(work, block, is_whole)))]
 
     def _followed(self, block: Expr) -> list[Stmt]:
         """What was summed up before a block follows what threads found in it."""
         made: list[Stmt] = []
         for work in self.sums:
-            spot = self._spot(COLUMN)
-            first = self._value(self._at(work, block), work.nest.initial[0], spot)
-            made.extend(unrolled(spot.loops, (Store(self._state(work), spot.index, first),)))
+            tile = self._elements(COLUMN)
+            first = self._value(self._at(work, block), work.nest.initial[0], tile)
+            made.extend(unrolled(tile.loops, (Store(self._state(work), tile.index, first),)))
         return made
 
     def _summed(self, block: Expr) -> list[Stmt]:
@@ -280,18 +280,18 @@ class GroupStream(RegisterStream):
 
     def _rows(self, block: Expr) -> list[Stmt]:
         """The rows' operands of sums with a block."""
-        spot = self._spot(STREAM)
+        tile = self._elements(STREAM)
         made: list[Stmt] = []
         for given in self.sums:
             work, operand = self._at(given, block), self.operands[given.nest.tensor]
             body: list[Stmt] = []
             own: list[Buffer] = []
             value = rewrite(inline(self._group(given).sides.rows.value, self.late), as_power_of_two)
-            value = self._value(work, self._rows_first(work, value, spot, body, own), spot)
-            inside = self._stream_inside(work, spot)
+            value = self._value(work, self._rows_first(work, value, tile, body, own), tile)
+            inside = self._stream_inside(work, tile)
             if inside:
                 value = select(all_of(inside), value, const(0, value.dtype))
-            made.extend(alloc(own, (*body, *unrolled(spot.loops, (Store(operand, spot.index, value),)))))
+            made.extend(alloc(own, (*body, *unrolled(tile.loops, (Store(operand, tile.index, value),)))))
         return made
 
     def _state(self, work: Work) -> Buffer:

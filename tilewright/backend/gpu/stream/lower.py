@@ -18,7 +18,7 @@ from tilewright.backend.gpu.matrix.lower import MatrixContract
 from tilewright.backend.gpu.matrix.sides import Sides, sides_of
 from tilewright.backend.gpu.stream.form import COLUMN
 from tilewright.backend.gpu.stream.visible import ROW, STREAM
-from tilewright.backend.gpu.threads.nest import GpuNest, guarded, known_true_left_out, quick_erf
+from tilewright.backend.gpu.threads.nest import GpuNest, drop_true, guarded, quick_erf
 from tilewright.backend.gpu.threads.pipeline import commit, sync, wait
 from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu_matrix import FORMS
@@ -53,7 +53,7 @@ from tilewright.ir.meaning.instruct import WARP
 from tilewright.lower.access import Access
 from tilewright.lower.items import Item, Loop, works
 from tilewright.lower.nesting import alloc, unrolled
-from tilewright.lower.register_block import Names
+from tilewright.lower.register_block import BufferNames
 from tilewright.tile_graph.algebra.nest import Nest, inline
 from tilewright.tile_graph.algebra.propagate import Box, Range, extent_of, whole
 from tilewright.tile_graph.algebra.streams import Work
@@ -67,7 +67,7 @@ _QUAD = (1, 2)  # distances of the lanes that share a row
 
 
 @dataclass(frozen=True)
-class Spot:
+class FragmentElements:
     """Elements of one kind that a lane keeps: the loops over them, where they are, and when that is inside."""
 
     kind: str
@@ -87,7 +87,7 @@ class KernelOfThreads(Protocol):
     """The kernel around a stream: where its tensors are, and the threads of its blocks."""
 
     plan: Tile
-    names: Names
+    names: BufferNames
     access: Access
     held: dict[Tensor, Box]
     by_name: dict[str, Nest]
@@ -192,19 +192,19 @@ class RegisterStream:
                 buffer = Buffer(self.kernel.names.fresh("kept"), shape, tensor.dtype, Memory.REGISTER)
                 self.registers[tensor] = (kind, buffer)
 
-    def _spot(self, kind: str) -> Spot:
+    def _elements(self, kind: str) -> FragmentElements:
         i = Axis("i", self.fragments)
         a = self.form.a  # sixteen columns of sums lie as the rows' operand does
         if kind == ROW:
             half = Axis("half", 2)
             row = simplify(self.origin + var(i) * a.rows + self.lane // 4 + var(half) * 8)
-            return Spot(kind, (i, half), (var(i), var(half)), var(half), {ROW: row})
+            return FragmentElements(kind, (i, half), (var(i), var(half)), var(half), {ROW: row})
         wide = self.block if kind == STREAM else self.columns
         j, x = Axis("j", wide // a.columns), Axis("x", PAIR)
         row = simplify(self.origin + var(i) * a.rows + a.row(self.lane, var(x)))
         column = simplify(var(j) * a.columns + a.column(self.lane, var(x)))
         index = (var(i), var(j), var(x))
-        return Spot(kind, (i, j, x), index, simplify(var(x) // 2 % 2), {ROW: row, kind: column})
+        return FragmentElements(kind, (i, j, x), index, simplify(var(x) // 2 % 2), {ROW: row, kind: column})
 
     def _ranges(self, work: Work) -> dict[Axis, Range]:
         ranges = dict(zip(work.nest.axes, work.box, strict=True))
@@ -212,67 +212,69 @@ class RegisterStream:
             ranges[axis] = work.limits.get(axis, whole(extent_of(axis.extent)))
         return ranges
 
-    def _env(self, work: Work, spot: Spot, is_read: bool = False) -> tuple[dict[Axis, Expr], dict[str, Expr]]:
-        """Where the axes of a nest are at a spot, and by role when that is inside; for what is read the last place
+    def _env(
+        self, work: Work, tile: FragmentElements, is_read: bool = False
+    ) -> tuple[dict[Axis, Expr], dict[str, Expr]]:
+        """Where the axes of a nest are at a tile, and by role when that is inside; for what is read the last place
         inside stands for those behind it: conditions around reads would be branches, each of which waits for memory."""
         axes = (*(work.along or work.nest.axes), *work.nest.reduce_axes)
         env: dict[Axis, Expr] = {}
         inside: dict[str, Expr] = {}
         for own, (axis, part) in zip(axes, self._ranges(work).items(), strict=True):
             role = self.roles.get(own)
-            place = const(0) if role is None else spot.places.get(role)
+            place = const(0) if role is None else tile.places.get(role)
             if place is None:
                 continue
             if role is not None:
                 inside[role] = simplify(lt(place, part.count))
-                if is_read and known_true_left_out([inside[role]]):
+                if is_read and drop_true([inside[role]]):
                     place = minimum(place, part.count - 1)
             env[axis] = simplify(part.low + place)
         return env, inside
 
-    def _read(self, node: Load, spot: Spot) -> Expr | None:
+    def _read(self, node: Load, tile: FragmentElements) -> Expr | None:
         """A read of what is kept in registers."""
         if not isinstance(node.source, Tensor) or node.source not in self.registers:
             return None
         kind, buffer = self.registers[node.source]
         if kind == ROW:
-            return load(buffer, (spot.index[0], spot.half))
-        if kind != spot.kind:
+            return load(buffer, (tile.index[0], tile.half))
+        if kind != tile.kind:
             raise InternalError(f"kernel '{self.kernel.plan.name}': '{node.source.name}' is not where it is read")
-        return load(buffer, spot.index)
+        return load(buffer, tile.index)
 
-    def _value(self, work: Work, value: Expr, spot: Spot) -> Expr:
+    def _value(self, work: Work, value: Expr, tile: FragmentElements) -> Expr:
         """An expression on what a lane keeps and what memory has; nothing is read outside. Behind the ends of rows and
         of the streamed axis it is some number, which is neither stored nor summed up."""
-        here: dict[Expr, Expr] = {n: found for n in loads(value) if (found := self._read(n, spot)) is not None}
-        env, _ = self._env(work, spot, is_read=True)
+        here: dict[Expr, Expr] = {n: found for n in loads(value) if (found := self._read(n, tile)) is not None}
+        env, _ = self._env(work, tile, is_read=True)
         return chosen_places(simplify(self.kernel.access.lower(substitute(replace_nodes(quick_erf(value), here), env))))
 
-    def _stream_inside(self, work: Work, spot: Spot) -> tuple[Expr, ...]:
-        _, inside = self._env(work, spot)
-        return known_true_left_out([inside[STREAM]])
+    def _stream_inside(self, work: Work, tile: FragmentElements) -> tuple[Expr, ...]:
+        _, inside = self._env(work, tile)
+        return drop_true([inside[STREAM]])
 
     # --- maps
 
     def _map(self, work: Work) -> tuple[Stmt, ...]:
-        spot = self._spot(self._kind(work))
+        tile = self._elements(self._kind(work))
         body: list[Stmt] = []
         own: list[Buffer] = []
         for tensor, value in zip(work.nest.stores, work.nest.values, strict=True):
             value = rewrite(value, as_power_of_two)
-            made = self._value(work, self._rows_first(work, value, spot, body, own), spot)
+            made = self._value(work, self._rows_first(work, value, tile, body, own), tile)
             made = rewrite(made, _of_one_factor)
             if tensor in self.registers:
-                body.extend(unrolled(spot.loops, (Store(self.registers[tensor][1], spot.index, made),)))
+                body.extend(unrolled(tile.loops, (Store(self.registers[tensor][1], tile.index, made),)))
             else:
-                body.extend(self._stored(work, tensor, made, spot))
+                body.extend(self._stored(work, tensor, made, tile))
         return alloc(own, body)
 
-    def _rows_first(self, work: Work, value: Expr, spot: Spot, body: list[Stmt], own: list[Buffer]) -> Expr:
+    def _rows_first(self, work: Work, value: Expr, tile: FragmentElements, body: list[Stmt], own: list[Buffer]) -> Expr:
         """What is the same along a row is computed once, before all else."""
-        if spot.kind == ROW:
+        if tile.kind == ROW:
             return value
-        rows = self._spot(ROW)
+        rows = self._elements(ROW)
         found: dict[Expr, Expr] = {}
         stack, seen = [value], set[Expr]()
         while stack:
@@ -286,7 +288,7 @@ class RegisterStream:
             kept = Buffer(self.kernel.names.fresh("row"), (self.fragments, 2), node.dtype, Memory.REGISTER)
             own.append(kept)
             body.extend(unrolled(rows.loops, (Store(kept, rows.index, self._value(work, node, rows)),)))
-            found[node] = load(kept, (spot.index[0], spot.half))
+            found[node] = load(kept, (tile.index[0], tile.half))
         return replace_nodes(value, found)
 
     def _is_of_rows(self, work: Work, node: Expr) -> bool:
@@ -295,19 +297,19 @@ class RegisterStream:
             return False
         return not any(self.roles.get(_own(work, a)) in (STREAM, COLUMN) for a in axes_of(node))
 
-    def _stored(self, work: Work, tensor: Tensor, value: Expr, spot: Spot) -> tuple[Stmt, ...]:
+    def _stored(self, work: Work, tensor: Tensor, value: Expr, tile: FragmentElements) -> tuple[Stmt, ...]:
         """To memory, two neighbours along the columns at a time where they lie beside each other."""
-        env, inside = self._env(work, spot)
-        conditions = known_true_left_out(list(inside.values()))
+        env, inside = self._env(work, tile)
+        conditions = drop_true(list(inside.values()))
         logical = tuple(env[a] for a in work.nest.axes)
-        if spot.kind == ROW:  # all four lanes that share a row have it
+        if tile.kind == ROW:  # all four lanes that share a row have it
             alone = [*conditions, eq(simplify(self.lane % 4), 0)]
-            return unrolled(spot.loops, guarded(alone, self.kernel.access.stores(tensor, logical, value)))
-        i, j, x = spot.loops
+            return unrolled(tile.loops, guarded(alone, self.kernel.access.stores(tensor, logical, value)))
+        i, j, x = tile.loops
         high, lane = Axis("high", PAIR // 2), Axis("lane", 2)
-        part = next(r for a, r in self._ranges(work).items() if self.roles.get(_own(work, a)) == spot.kind)
+        part = next(r for a, r in self._ranges(work).items() if self.roles.get(_own(work, a)) == tile.kind)
         if not _is_even(part):
-            return unrolled(spot.loops, guarded(conditions, self.kernel.access.stores(tensor, logical, value)))
+            return unrolled(tile.loops, guarded(conditions, self.kernel.access.stores(tensor, logical, value)))
         at = {x: simplify(var(high) * 2 + var(lane))}
         kept = Buffer(self.kernel.names.fresh("pair"), (2,), value.dtype, Memory.REGISTER)
         made = simplify(substitute(value, at))
@@ -326,7 +328,7 @@ class RegisterStream:
         nest, names = work.nest, self.kernel.names
         monoid = nest.monoid
         assert monoid is not None
-        across, rows = self._spot(STREAM), self._spot(ROW)
+        across, rows = self._elements(STREAM), self._elements(ROW)
         element = self._value(work, nest.elements[0], across)
         element, factor = _factor_of_all(element, monoid)
         inside = self._stream_inside(work, across)
@@ -357,7 +359,7 @@ class RegisterStream:
         body.extend(self._results(work, totals, first, rows))
         return unrolled(rows.loops, alloc([totals, other], body))
 
-    def _results(self, work: Work, total: Buffer, index: tuple[Expr, ...], spot: Spot) -> list[Stmt]:
+    def _results(self, work: Work, total: Buffer, index: tuple[Expr, ...], tile: FragmentElements) -> list[Stmt]:
         """What a nest stores of a reduction that a lane has, into registers."""
         nest = work.nest
         monoid = nest.monoid
@@ -367,8 +369,8 @@ class RegisterStream:
         known: dict[Expr, Expr] = {load(nest.accumulated[0], here): replace_nodes(monoid.final[0], done)}
         made: list[Stmt] = []
         for tensor, value in zip(nest.stores, nest.values, strict=True):
-            final = self._value(work, replace_nodes(value, known), spot)
-            made.append(Store(self.registers[tensor][1], spot.index, final))
+            final = self._value(work, replace_nodes(value, known), tile)
+            made.append(Store(self.registers[tensor][1], tile.index, final))
         return made
 
     # --- products
@@ -454,8 +456,8 @@ class RegisterStream:
         assert monoid is not None
         contract = self.contracts[work.nest.tensor]
         kind = self._kind(work)
-        spot = self._spot(kind)
-        first = self._value(work, nest.initial[0], spot) if nest.initial else monoid.identity[0]
+        tile = self._elements(kind)
+        first = self._value(work, nest.initial[0], tile) if nest.initial else monoid.identity[0]
         depth = contract.step // form.depth
         body: list[Stmt] = []
         rows: list[tuple[Buffer, tuple[Expr, ...]]]
@@ -469,7 +471,7 @@ class RegisterStream:
             operand = self._streamed_operand(work, contract, body)
             own = [operand]
             rows = [(operand, (const(t),)) for t in range(depth)]
-        body.extend(unrolled(spot.loops, (Store(total, spot.index, first),)))
+        body.extend(unrolled(tile.loops, (Store(total, tile.index, first),)))
         sets = [
             Buffer(names.fresh("b"), (contract.fragments[1] // 2, 2 * form.b.elements), form.operand, Memory.REGISTER)
             for _ in range(2)
@@ -488,19 +490,19 @@ class RegisterStream:
             )
             body.extend(unrolled([i, j, half], (Instruction(form.name, operands),)))
         if kind == STREAM:
-            body.extend(unrolled(spot.loops, self._results(work, total, spot.index, spot)))
+            body.extend(unrolled(tile.loops, self._results(work, total, tile.index, tile)))
         return alloc([*own, *sets], body)
 
     def _streamed_operand(self, work: Work, contract: MatrixContract, body: list[Stmt]) -> Buffer:
         """The rows' operand of a product that sums along the streamed axis, from what lanes keep."""
-        spot = self._spot(STREAM)
-        value = self._value(work, contract.sides.rows.value, spot)
-        inside = self._stream_inside(work, spot)
+        tile = self._elements(STREAM)
+        value = self._value(work, contract.sides.rows.value, tile)
+        inside = self._stream_inside(work, tile)
         if inside:
             value = select(all_of(inside), value, const(0, value.dtype))
         shape = (self.fragments, self.block // 16, PAIR)
         operand = Buffer(self.kernel.names.fresh("a"), shape, self.form.operand, Memory.REGISTER)
-        body.extend(unrolled(spot.loops, (Store(operand, spot.index, value),)))
+        body.extend(unrolled(tile.loops, (Store(operand, tile.index, value),)))
         return operand
 
 

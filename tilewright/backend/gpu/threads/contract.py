@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from tilewright.backend.gpu.maps.packets import flat_offset
-from tilewright.backend.gpu.threads.nest import GpuNest, Spot, guarded, known_true_left_out
+from tilewright.backend.gpu.threads.nest import GpuNest, ThreadTile, drop_true, guarded
 from tilewright.backend.gpu.threads.pipeline import commit, wait
 from tilewright.ir.analysis.products import Factor, factors
 from tilewright.ir.analysis.simplify import linear, simplify
@@ -39,7 +39,7 @@ SYNC = Barrier(Scope.BLOCK)
 
 
 @dataclass(frozen=True)
-class Operand:
+class StagedFactor:
     """A factor as the inner loop reads it: from its buffer in shared memory, or where it is."""
 
     factor: Factor
@@ -99,39 +99,39 @@ class GpuContract:
 
     # --- one round
 
-    def _round(self, spot: Spot) -> tuple[Stmt, ...]:
+    def _round(self, tile: ThreadTile) -> tuple[Stmt, ...]:
         base = self.base
         monoid = base.nest.monoid
         assert monoid is not None
-        states = base.states(monoid, spot.shape, "acc")
-        operands = [self._operand(f, spot) for f in self.factors]
-        starts = base.initial(monoid, spot) if base.options.split == 1 else monoid.identity
+        states = base.states(monoid, tile.shape, "acc")
+        operands = [self._operand(f, tile) for f in self.factors]
+        starts = base.initial(monoid, tile) if base.options.split == 1 else monoid.identity
         if base.nest.initial and base.options.split == 1:
-            valid = [*spot.active, *spot.inside]
+            valid = [*tile.active, *tile.inside]
             starts = tuple(
                 select(all_of(valid), v, i) if valid else v for v, i in zip(starts, monoid.identity, strict=True)
             )
         body: list[Stmt] = list(
-            spot.around(tuple(Store(s, spot.index, v) for s, v in zip(states, starts, strict=True)))
+            tile.around(tuple(Store(s, tile.index, v) for s, v in zip(states, starts, strict=True)))
         )
         if self.stages > 1:
-            body.extend(self._pipelined(spot, operands, states))
+            body.extend(self._pipelined(tile, operands, states))
         else:
-            body.extend(self._one_by_one(spot, operands, states))
+            body.extend(self._one_by_one(tile, operands, states))
         if base.options.split > 1:
-            body.extend(base.combine_shares(monoid, states, spot))
-        body.extend(base.finish(monoid, states, spot))
+            body.extend(base.combine_shares(monoid, states, tile))
+        body.extend(base.finish(monoid, states, tile))
         return alloc(states, body)
 
-    def _one_by_one(self, spot: Spot, operands: list[Operand], states: list[Buffer]) -> list[Stmt]:
+    def _one_by_one(self, tile: ThreadTile, operands: list[StagedFactor], states: list[Buffer]) -> list[Stmt]:
         loop = Axis("step", self.steps)
         start = simplify(var(loop) * self.step) if self.steps > 1 else const(0)
-        inner = [*self._load_step(start), SYNC, *self._use_step(start, spot, operands, states)]
+        inner = [*self._load_step(start), SYNC, *self._use_step(start, tile, operands, states)]
         if self.steps > 1 or self.base.rounds > 1:
             inner.append(SYNC)
         return [For(loop, ForKind.SERIAL, tuple(inner))] if self.steps > 1 else inner
 
-    def _pipelined(self, spot: Spot, operands: list[Operand], states: list[Buffer]) -> list[Stmt]:
+    def _pipelined(self, tile: ThreadTile, operands: list[StagedFactor], states: list[Buffer]) -> list[Stmt]:
         """A step's place in the ring is free when all have used it: at the barrier of the next, whose copies of the
         last stage fill it."""
         ahead = self.stages - 1
@@ -142,19 +142,19 @@ class GpuContract:
         later, slot = simplify(var(loop) + ahead), simplify(var(loop) % self.stages)
         copies = self._load_step(simplify(later * self.step), simplify(later % self.stages))
         inner = [wait(ahead - 1), SYNC, *guarded([lt(later, self.steps)], tuple(copies)), commit(),
-                 *self._use_step(simplify(var(loop) * self.step), spot, operands, states, slot)]  # fmt: skip
+                 *self._use_step(simplify(var(loop) * self.step), tile, operands, states, slot)]  # fmt: skip
         body.append(For(loop, ForKind.SERIAL, tuple(inner)))
         return [*body, SYNC] if self.base.rounds > 1 else body
 
-    def _operand(self, factor: Factor, spot: Spot) -> Operand:
-        steps = tuple(s for a, s in self._steps(spot).items() if a in factor.outputs)
+    def _operand(self, factor: Factor, tile: ThreadTile) -> StagedFactor:
+        steps = tuple(s for a, s in self._steps(tile).items() if a in factor.outputs)
         shape = tuple(extent_of(s.extent) for s in steps)
         fragment = Buffer(self.base.names.fresh("part"), shape, factor.value.dtype, Memory.REGISTER)
-        return Operand(factor, self.buffers.get(factor), fragment, steps)
+        return StagedFactor(factor, self.buffers.get(factor), fragment, steps)
 
-    def _steps(self, spot: Spot) -> dict[Axis, Axis]:
+    def _steps(self, tile: ThreadTile) -> dict[Axis, Axis]:
         tiled = [a for a in self.base.order if a in self.base.register]
-        return dict(zip(tiled, spot.unrolled, strict=True))
+        return dict(zip(tiled, tile.unrolled, strict=True))
 
     def _load_step(self, start: Expr, slot: Expr | None = None) -> list[Stmt]:
         """All threads fill the operands' buffers, or a place of their rings; what lies outside the box becomes zero."""
@@ -185,7 +185,7 @@ class GpuContract:
             own[axes[-1]] = simplify(own[axes[-1]] * wide + var(lane))
         point, cut = base.reduction_point(simplify(start + own[None]))
         env = {**{a: simplify(base.ranges[a].low + own[a]) for a in axes}, **point}
-        edges = known_true_left_out([lt(own[a], base.ranges[a].count) for a in axes if base.may_leave(a)])
+        edges = drop_true([lt(own[a], base.ranges[a].count) for a in axes if base.may_leave(a)])
         value = simplify(base.access.lower(substitute(factor.value, env)))
         place = (*(() if slot is None else (slot,)), own[None], *(own[a] for a in axes))
         zero = const(0, value.dtype)
@@ -247,7 +247,12 @@ class GpuContract:
         return [lt(start + offset, self.length)] if self.length % self.step else []
 
     def _use_step(
-        self, start: Expr, spot: Spot, operands: list[Operand], states: list[Buffer], slot: Expr | None = None
+        self,
+        start: Expr,
+        tile: ThreadTile,
+        operands: list[StagedFactor],
+        states: list[Buffer],
+        slot: Expr | None = None,
     ) -> tuple[Stmt, ...]:
         base = self.base
         split = base.options.split
@@ -257,34 +262,34 @@ class GpuContract:
         body: list[Stmt] = []
         product: Expr | None = None
         for operand in operands:
-            body.extend(self._fetch(operand, k, {**spot.env, **point}, spot, slot))
+            body.extend(self._fetch(operand, k, {**tile.env, **point}, tile, slot))
             part = load(operand.fragment, tuple(var(s) for s in operand.steps))
             product = part if product is None else mul(product, part)
         assert product is not None and base.nest.monoid is not None
-        body.extend(spot.around(base.update(base.nest.monoid, states, spot.index, [product])))
+        body.extend(tile.around(base.update(base.nest.monoid, states, tile.index, [product])))
         inner = alloc([o.fragment for o in operands], body)
         inner = guarded([lt(k, self.step), *self._within(start, k), *cut], inner)
-        return guarded(spot.active, (For(loop, ForKind.SERIAL, inner),))
+        return guarded(tile.active, (For(loop, ForKind.SERIAL, inner),))
 
     def _fetch(
-        self, operand: Operand, k: Expr, env: dict[Axis, Expr], spot: Spot, slot: Expr | None
+        self, operand: StagedFactor, k: Expr, env: dict[Axis, Expr], tile: ThreadTile, slot: Expr | None
     ) -> tuple[Stmt, ...]:
         axes = self._ordered(operand.factor)
         if operand.staged is not None:
-            place = (*(() if slot is None else (slot,)), k, *(spot.coordinates[a] for a in axes))
+            place = (*(() if slot is None else (slot,)), k, *(tile.coordinates[a] for a in axes))
             value: Expr = load(operand.staged, place)
         else:
             value = simplify(self.base.access.lower(substitute(operand.factor.value, env)))
-            steps = self._steps(spot)
+            steps = self._steps(tile)
             edges = [
-                lt(spot.coordinates[a], self.base.ranges[a].count)
+                lt(tile.coordinates[a], self.base.ranges[a].count)
                 for a in axes
                 if a in steps and self.base.may_leave(a)
             ]
-            edges = list(known_true_left_out(edges))
+            edges = list(drop_true(edges))
             if edges and loads(value):
                 value = select(all_of(edges), value, const(0, value.dtype))
-        return spot.around((Store(operand.fragment, tuple(var(s) for s in operand.steps), value),), operand.steps)
+        return tile.around((Store(operand.fragment, tuple(var(s) for s in operand.steps), value),), operand.steps)
 
 
 def _is_copied(value: Expr) -> bool:

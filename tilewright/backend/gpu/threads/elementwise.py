@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import prod
 
 from tilewright.backend.gpu.maps.packets import certain_loads, in_line, packet_width
-from tilewright.backend.gpu.threads.nest import GpuNest, Spot, guarded, known_true_left_out
+from tilewright.backend.gpu.threads.nest import GpuNest, ThreadTile, drop_true, guarded
 from tilewright.ir.analysis.simplify import join_divisions, linear, simplify
 from tilewright.ir.forms.bounds import static
 from tilewright.ir.forms.expr import Axis, Expr, all_of, axes_of, const, load, lt, replace_nodes, substitute, var
@@ -50,7 +50,7 @@ class PackedMap:
 
     def _round(self, flat: Expr) -> tuple[Stmt, ...]:
         env, active, whole = self._spot(flat)
-        stores = self.base.stores(Spot(env, (), (), (), {}), {})
+        stores = self.base.stores(ThreadTile(env, (), (), (), {}), {})
         now, fetched = self._fetched(stores)
         inside: list[Stmt] = []
         moved: list[Stmt] = []
@@ -109,8 +109,8 @@ class PackedMap:
                 if size > 1 and not self._in_whole_packets():
                     whole = simplify(lt(first + (size - 1), part.count))
             env[axis] = simplify(part.low + first + (var(self.lane) if size > 1 else 0))
-        left = known_true_left_out([whole]) if whole is not None else ()
-        return env, known_true_left_out(active), all_of(left) if left else None
+        left = drop_true([whole]) if whole is not None else ()
+        return env, drop_true(active), all_of(left) if left else None
 
     def _flat_spot(self, packet: Expr) -> tuple[dict[Axis, Expr], tuple[Expr, ...], Expr | None]:
         """The same where rows lie one behind the other, all of a box together."""
@@ -125,8 +125,8 @@ class PackedMap:
         known = static(count)
         active = [lt(packet, self.count), *([] if known is not None else [lt(first, count)])]
         left = [] if known is not None and known % self.lanes == 0 else [simplify(lt(first + (self.lanes - 1), count))]
-        left = list(known_true_left_out(left))
-        return env, known_true_left_out(active), all_of(left) if left else None
+        left = list(drop_true(left))
+        return env, drop_true(active), all_of(left) if left else None
 
     def _flat_begin(self) -> Expr:
         begin: Expr = const(0)

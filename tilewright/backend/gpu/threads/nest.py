@@ -55,7 +55,7 @@ from tilewright.ir.forms.loops import (
 from tilewright.ir.meaning.instruct import WARP
 from tilewright.lower.access import Access
 from tilewright.lower.nesting import alloc, serial, unrolled, walked
-from tilewright.lower.register_block import Names
+from tilewright.lower.register_block import BufferNames
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import Box, Range, extent_of, whole
 from tilewright.tile_graph.plan.form import Hold, Leaf, Tile
@@ -66,7 +66,7 @@ _LOG2_E = log2(e)
 
 
 @dataclass(frozen=True)
-class Spot:
+class ThreadTile:
     """What one thread works on in one round: the value of every output axis, and when that is inside the box."""
 
     env: dict[Axis, Expr]
@@ -98,7 +98,7 @@ class GpuNest:
     allocated around what needs them and no further, so that other nests, and its own next turn, may have the room."""
 
     def __init__(
-        self, nest: Nest, plan: Leaf, box: Box, reduce_box: dict[Axis, Range], access: Access, names: Names,
+        self, nest: Nest, plan: Leaf, box: Box, reduce_box: dict[Axis, Range], access: Access, names: BufferNames,
         thread: Axis, warps: Tile | None = None, operands: Sequence[Hold] = (), warp: int = WARP, begun: int = 0,
     ) -> None:  # fmt: skip
         self.nest = nest
@@ -133,12 +133,12 @@ class GpuNest:
     # --- who computes what
 
     def in_rounds(self, body: object) -> tuple[Stmt, ...]:
-        """`body(spot)` for every round of positions."""
+        """`body(tile)` for every round of positions."""
         assert callable(body)
         if self.rounds == 1:
-            return tuple(body(self.spot(const(0))))
+            return tuple(body(self.thread_tile(const(0))))
         loop = Axis("round", self.rounds)
-        return (For(loop, ForKind.SERIAL, tuple(body(self.spot(var(loop))))),)
+        return (For(loop, ForKind.SERIAL, tuple(body(self.thread_tile(var(loop))))),)
 
     def taker(self) -> tuple[Expr, Expr]:
         """(which position a thread starts from, which share of its reduction it has)."""
@@ -156,7 +156,7 @@ class GpuNest:
     def along_reduction(self) -> bool:
         return self.plan.vector is not None and self.plan.vector[0] == "r"
 
-    def spot(self, round_: Expr) -> Spot:
+    def thread_tile(self, round_: Expr) -> ThreadTile:
         flat = simplify(self.taker()[0] + round_ * self.takers)
         active = [lt(flat, self.count), *([le(self.first, var(self.thread))] if self.first else [])]
         rest = flat
@@ -179,7 +179,7 @@ class GpuNest:
         steps = set(unrolled)
         active += [e for e in edges if not steps.intersection(axes_of(e))]
         inside = [e for e in edges if steps.intersection(axes_of(e))]
-        return Spot(env, known_true_left_out(active), known_true_left_out(inside), tuple(unrolled), coordinates)
+        return ThreadTile(env, drop_true(active), drop_true(inside), tuple(unrolled), coordinates)
 
     def may_leave(self, axis: Axis) -> bool:
         """Whether positions along the axis may lie outside: register tiles that stick out, or a cut last tile."""
@@ -188,35 +188,35 @@ class GpuNest:
 
     # --- a position a thread, or a few threads a position
 
-    def _one_round(self, spot: Spot) -> tuple[Stmt, ...]:
+    def _one_round(self, tile: ThreadTile) -> tuple[Stmt, ...]:
         monoid = self.nest.monoid
         if monoid is None:
-            return guarded(spot.active, spot.around(guarded(spot.inside, self.stores(spot, {}))))
-        states = self.states(monoid, spot.shape, "acc")
+            return guarded(tile.active, tile.around(guarded(tile.inside, self.stores(tile, {}))))
+        states = self.states(monoid, tile.shape, "acc")
         if self.options.split == 1:
-            starts = self.initial(monoid, spot)
+            starts = self.initial(monoid, tile)
             body = (
                 *(Store(s, (), v) for s, v in zip(states, starts, strict=True)),
-                *self._reduction_loops(spot, states, monoid),
-                *self.stores(spot, self.results(monoid, states, ())),
+                *self._reduction_loops(tile, states, monoid),
+                *self.stores(tile, self.results(monoid, states, ())),
             )
-            return alloc(states, guarded(spot.active, body))
-        return alloc(states, self._shared_reduction(spot, states, monoid))
+            return alloc(states, guarded(tile.active, body))
+        return alloc(states, self._shared_reduction(tile, states, monoid))
 
-    def _reduction_loops(self, spot: Spot, states: Sequence[Buffer], monoid: Monoid) -> tuple[Stmt, ...]:
-        packet = self._packet(spot)
+    def _reduction_loops(self, tile: ThreadTile, states: Sequence[Buffer], monoid: Monoid) -> tuple[Stmt, ...]:
+        packet = self._packet(tile)
         if packet == 1:
             loops, env = walked(self.reduction, self.reduce_ranges)
-            return serial(loops, self.update(monoid, states, (), self.elements({**spot.env, **env})))
+            return serial(loops, self.update(monoid, states, (), self.elements({**tile.env, **env})))
         loops, env = walked(self.reduction[:-1], self.reduce_ranges)
         inner = self.reduce_ranges[self.reduction[-1]]
         near, lane = Axis("near", int(inner.size) // packet), Axis("lane", packet)
         start = simplify(inner.low + (var(near) * packet if int(inner.size) > packet else const(0)))
         env[self.reduction[-1]] = simplify(start + var(lane))
-        body = self._in_packets(states, monoid, self.elements({**spot.env, **env}), lane, spot)
+        body = self._in_packets(states, monoid, self.elements({**tile.env, **env}), lane, tile)
         return serial([*loops, *([near] if int(inner.size) > packet else [])], body)
 
-    def _shared_reduction(self, spot: Spot, states: Sequence[Buffer], monoid: Monoid) -> tuple[Stmt, ...]:
+    def _shared_reduction(self, tile: ThreadTile, states: Sequence[Buffer], monoid: Monoid) -> tuple[Stmt, ...]:
         split = self.options.split
         share = self.taker()[1]
         packet = self.plan.lanes if self.along_reduction else 1
@@ -225,39 +225,39 @@ class GpuNest:
         flat = simplify(var(loop) * split + share)
         lane = Axis("lane", packet)
         env, valid = self.reduction_point(flat, lane)
-        conditions = known_true_left_out([lt(flat, count), *valid])
-        step = guarded(conditions, self._in_packets(states, monoid, self.elements({**spot.env, **env}), lane, spot))
-        starts = tuple(Store(s, spot.index, v) for s, v in zip(states, monoid.identity, strict=True))
-        body: list[Stmt] = list(spot.around(starts))
-        body.extend(guarded(spot.active, (For(loop, ForKind.SERIAL, step),)))
-        if not spot.unrolled:
-            return (*body, *self.combine_shares(monoid, states, spot), *self.finish(monoid, states, spot))
+        conditions = drop_true([lt(flat, count), *valid])
+        step = guarded(conditions, self._in_packets(states, monoid, self.elements({**tile.env, **env}), lane, tile))
+        starts = tuple(Store(s, tile.index, v) for s, v in zip(states, monoid.identity, strict=True))
+        body: list[Stmt] = list(tile.around(starts))
+        body.extend(guarded(tile.active, (For(loop, ForKind.SERIAL, step),)))
+        if not tile.unrolled:
+            return (*body, *self.combine_shares(monoid, states, tile), *self.finish(monoid, states, tile))
         own = self.states(monoid, (), "own")
-        halved, place, share = self._halve_shares(monoid, states, own, spot)
-        env = {a: simplify(substitute(e, place)) for a, e in spot.env.items()}
-        alone = replace(spot, env=env, unrolled=(), inside=tuple(substitute(c, place) for c in spot.inside))
+        halved, place, share = self._halve_shares(monoid, states, own, tile)
+        env = {a: simplify(substitute(e, place)) for a, e in tile.env.items()}
+        alone = replace(tile, env=env, unrolled=(), inside=tuple(substitute(c, place) for c in tile.inside))
         return (*body, *alloc(own, (*halved, *self.finish(monoid, own, alone, share))))
 
     def _in_packets(
-        self, states: Sequence[Buffer], monoid: Monoid, elements: Sequence[Expr], lane: Axis, spot: Spot
+        self, states: Sequence[Buffer], monoid: Monoid, elements: Sequence[Expr], lane: Axis, tile: ThreadTile
     ) -> tuple[Stmt, ...]:
         """Neighbours one after the other, what they read in memory fetched together: once what a whole register tile
         reads."""
         if lane.extent == 1:
             here = {lane: const(0)}
             values = [simplify(substitute(e, here)) for e in elements]
-            return spot.around(guarded(spot.inside, self.update(monoid, states, spot.index, values)))
-        steps = set(spot.unrolled)
+            return tile.around(guarded(tile.inside, self.update(monoid, states, tile.index, values)))
+        steps = set(tile.unrolled)
         common = [in_registers(self.names, e, lane, which=lambda n: not steps.intersection(axes_of(*n.indices)))
                   for e in elements]  # fmt: skip
         found = [in_registers(self.names, value, lane) for value, _, _ in common]
-        inner = For(lane, ForKind.UNROLL, self.update(monoid, states, spot.index, [value for value, _, _ in found]))
+        inner = For(lane, ForKind.UNROLL, self.update(monoid, states, tile.index, [value for value, _, _ in found]))
         each = alloc([b for _, _, kept in found for b in kept], (*(s for _, moved, _ in found for s in moved), inner))
         fetched = [stmt for _, moved, _ in common for stmt in moved]
-        return alloc([b for _, _, kept in common for b in kept], (*fetched, *spot.around(guarded(spot.inside, each))))
+        return alloc([b for _, _, kept in common for b in kept], (*fetched, *tile.around(guarded(tile.inside, each))))
 
     def _halve_shares(
-        self, monoid: Monoid, states: Sequence[Buffer], own: Sequence[Buffer], spot: Spot
+        self, monoid: Monoid, states: Sequence[Buffer], own: Sequence[Buffer], tile: ThreadTile
     ) -> tuple[tuple[Stmt, ...], dict[Axis, Expr], Expr]:
         """The outputs of a register tile from the shares of a warp: lanes that are far apart give each other half of
         what they have, until each has one output, which those beside it have too. Then `own` is that, with its place
@@ -278,9 +278,9 @@ class GpuNest:
                 body.append(Instruction("shuffle_xor", (Operand(into, ()), Operand(out, ())), (const(distance),)))
             body.extend(self.update(monoid, states, at, [load(o, ()) for o in other]))
 
-        for number, axis in enumerate(spot.unrolled):
+        for number, axis in enumerate(tile.unrolled):
             left, first = extent_of(axis.extent), simplify(const(0))
-            behind = list(itertools.product(*(range(extent_of(a.extent)) for a in spot.unrolled[number + 1 :])))
+            behind = list(itertools.product(*(range(extent_of(a.extent)) for a in tile.unrolled[number + 1 :])))
             while left > 1:
                 left //= 2
                 first = simplify(first + lane // distance % 2 * left)
@@ -291,14 +291,14 @@ class GpuNest:
                 distance //= 2
             place[axis] = first
         share = simplify(lane % (2 * distance)) if distance else const(0)
-        start = (const(0),) * len(spot.unrolled)
+        start = (const(0),) * len(tile.unrolled)
         while distance:
             exchanged(start, None)
             distance //= 2
         body.extend(Store(o, (), load(s, start)) for o, s in zip(own, states, strict=True))
         return alloc([*given, *other], body), place, share
 
-    def _packet(self, spot: Spot) -> int:
+    def _packet(self, tile: ThreadTile) -> int:
         """Neighbours along a reduction of its own that a thread takes at a time: as many as memory hands over in one
         packet, where some operand lies there beside each other."""
         if not self.reduction:  # of a scalar
@@ -311,11 +311,11 @@ class GpuNest:
                 continue
             lane = Axis("lane", packet)
             env, _ = self.reduction_point(const(0), lane)
-            if any(in_registers(self.names, e, lane)[2] for e in self.elements({**spot.env, **env})):
+            if any(in_registers(self.names, e, lane)[2] for e in self.elements({**tile.env, **env})):
                 return packet
         return 1
 
-    def combine_shares(self, monoid: Monoid, states: Sequence[Buffer], spot: Spot) -> tuple[Stmt, ...]:
+    def combine_shares(self, monoid: Monoid, states: Sequence[Buffer], tile: ThreadTile) -> tuple[Stmt, ...]:
         """Every thread of a position gets the whole reduction; all threads take part."""
         split = min(self.options.split, self.warp)
         distance = 1 if self.along_reduction else self.warp // split
@@ -323,11 +323,11 @@ class GpuNest:
         combine: list[Stmt] = []
         for _ in range(split.bit_length() - 1):
             for state, other in zip(states, others, strict=True):
-                operands = (Operand(other, ()), Operand(state, spot.index))
+                operands = (Operand(other, ()), Operand(state, tile.index))
                 combine.append(Instruction("shuffle_xor", operands, (const(distance),)))
-            combine.extend(self.update(monoid, states, spot.index, [load(o, ()) for o in others]))
+            combine.extend(self.update(monoid, states, tile.index, [load(o, ()) for o in others]))
             distance *= 2
-        within = spot.around(alloc(others, combine))
+        within = tile.around(alloc(others, combine))
         return within if self.options.split <= self.warp else (*within, *self._of_all_warps(monoid, states))
 
     def _of_all_warps(self, monoid: Monoid, states: Sequence[Buffer]) -> tuple[Stmt, ...]:
@@ -347,17 +347,17 @@ class GpuNest:
         return tuple(body)
 
     def finish(
-        self, monoid: Monoid, states: Sequence[Buffer], spot: Spot, share: Expr | None = None
+        self, monoid: Monoid, states: Sequence[Buffer], tile: ThreadTile, share: Expr | None = None
     ) -> tuple[Stmt, ...]:
         """One thread of a position stores; it alone reads what the accumulators should have started from."""
         last: list[Stmt] = []
         if self.nest.initial and self.options.split > 1:
-            now: dict[Expr, Expr] = dict(zip(monoid.left, self.initial(monoid, spot), strict=True))
-            now.update({s: load(b, spot.index) for s, b in zip(monoid.right, states, strict=True)})
-            last.extend(self._assign(states, spot.index, [replace_nodes(c, now) for c in monoid.combine]))
-        last.extend(self.stores(spot, self.results(monoid, states, spot.index)))
+            now: dict[Expr, Expr] = dict(zip(monoid.left, self.initial(monoid, tile), strict=True))
+            now.update({s: load(b, tile.index) for s, b in zip(monoid.right, states, strict=True)})
+            last.extend(self._assign(states, tile.index, [replace_nodes(c, now) for c in monoid.combine]))
+        last.extend(self.stores(tile, self.results(monoid, states, tile.index)))
         alone = [eq(self.taker()[1] if share is None else share, 0)] if self.options.split > 1 else []
-        return guarded([*spot.active, *alone], spot.around(guarded(spot.inside, tuple(last))))
+        return guarded([*tile.active, *alone], tile.around(guarded(tile.inside, tuple(last))))
 
     def reduction_point(self, flat: Expr, lane: Axis | None = None) -> tuple[dict[Axis, Expr], list[Expr]]:
         """Reduction axes from a flat index, and the conditions that cut ranges add; the index counts packets of the
@@ -384,10 +384,10 @@ class GpuNest:
         lowered = (simplify(self.access.lower(substitute(quick_powers(e), env))) for e in self.nest.elements)
         return [chosen_places(e) for e in lowered]
 
-    def initial(self, monoid: Monoid, spot: Spot) -> tuple[Expr, ...]:
+    def initial(self, monoid: Monoid, tile: ThreadTile) -> tuple[Expr, ...]:
         if not self.nest.initial:
             return monoid.identity
-        return tuple(simplify(self.access.lower(substitute(v, spot.env))) for v in self.nest.initial)
+        return tuple(simplify(self.access.lower(substitute(v, tile.env))) for v in self.nest.initial)
 
     def states(self, monoid: Monoid, shape: tuple[int, ...], stem: str) -> list[Buffer]:
         return [Buffer(self.names.fresh(stem), shape, s.dtype, Memory.REGISTER) for s in monoid.left]
@@ -414,11 +414,11 @@ class GpuNest:
                 *(Store(s, index, load(b, ())) for s, b in zip(states, fresh, strict=True))]  # fmt: skip
         return alloc(fresh, body)
 
-    def stores(self, spot: Spot, results: dict[Expr, Expr]) -> tuple[Store, ...]:
-        logical = tuple(spot.env[a] for a in self.nest.axes)
+    def stores(self, tile: ThreadTile, results: dict[Expr, Expr]) -> tuple[Store, ...]:
+        logical = tuple(tile.env[a] for a in self.nest.axes)
         body: list[Store] = []
         for tensor, value in zip(self.nest.stores, self.nest.values, strict=True):
-            final = self.access.lower(substitute(replace_nodes(quick_powers(value), results), spot.env))
+            final = self.access.lower(substitute(replace_nodes(quick_powers(value), results), tile.env))
             body.extend(self.access.stores(tensor, logical, chosen_places(simplify(final))))
         return tuple(body)
 
@@ -453,11 +453,11 @@ def quick_erf(value: Expr) -> Expr:
     return rewrite(value, rule)
 
 
-def known_true_left_out(conditions: Sequence[Expr]) -> tuple[Expr, ...]:
+def drop_true(conditions: Sequence[Expr]) -> tuple[Expr, ...]:
     shorter = [simplify(c) for c in conditions]
     return tuple(c for c in shorter if not (isinstance(c, Const) and c.value))
 
 
 def guarded(conditions: Sequence[Expr], body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-    left = known_true_left_out(conditions)
+    left = drop_true(conditions)
     return (If(all_of(left), body),) if left else body

@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 
 from tilewright.backend.gpu.maps.packets import in_line, in_packets, in_registers, packet_place, packets_of
-from tilewright.backend.gpu.threads.nest import GpuNest, Spot, guarded, known_true_left_out
+from tilewright.backend.gpu.threads.nest import GpuNest, ThreadTile, drop_true, guarded
 from tilewright.ir.analysis.simplify import simplify
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.bounds import static
@@ -90,15 +90,15 @@ class WindowSum:
                 active.append(lt(firsts[axis], part.count))
             env[axis] = simplify(part.low + firsts[axis] + (var(self.lane) if axis is self.vector else 0))
         if self.along is None:
-            return [env], list(known_true_left_out(active)), [[]]
+            return [env], list(drop_true(active)), [[]]
         every, inside = [], []
         part = base.ranges[self.along]
         for number in range(self.outputs):
             every.append({**env, self.along: simplify(env[self.along] + number)})
             limit = [] if static(part.count) == self.places[self.along] * self.outputs else [
                 lt(firsts[self.along] + number, part.count)]  # fmt: skip
-            inside.append(list(known_true_left_out(limit)) if number else [])
-        return every, list(known_true_left_out(active)), inside
+            inside.append(list(drop_true(limit)) if number else [])
+        return every, list(drop_true(active)), inside
 
     # --- one turn along the innermost axis
 
@@ -153,7 +153,7 @@ class WindowSum:
         padded = not isinstance(read, Load)
         source = _unwidened(read.args[1]) if padded else read
         assert isinstance(source, Load)
-        conditions = known_true_left_out([*limit, *(flattened(read.args[0], "and") if padded else ())])
+        conditions = drop_true([*limit, *(flattened(read.args[0], "and") if padded else ())])
         base = self.base
         body: tuple[Stmt, ...]
         if self.lane in axes_of(source):
@@ -180,7 +180,7 @@ class WindowSum:
         assert monoid is not None
         results = base.results(monoid, [total], (const(number), var(self.lane)))
         body: list[Stmt] = []
-        for store in base.stores(Spot(env, (), (), (self.lane,), {}), results):
+        for store in base.stores(ThreadTile(env, (), (), (self.lane,), {}), results):
             value, fetched, kept = in_registers(base.names, simplify(store.value), self.lane)
             if not in_line(load(store.buffer, store.indices), self.lane):
                 each = unrolled([self.lane], (Store(store.buffer, store.indices, value),))

@@ -32,7 +32,7 @@ _WARPS_BUSY = 2  # times the threads that keep a device busy
 
 
 @dataclass(frozen=True)
-class Window:
+class SharedWindow:
     """How outputs along an axis share what they read: `along` is the reduction axis beside it, in steps of so many."""
 
     axis: Axis
@@ -86,7 +86,7 @@ def with_window(leaf: Leaf, nest: Nest, free: frozenset[Tensor], context: NestCo
     return replace(leaf, lanes=lanes, register=register, order=order)
 
 
-def _outputs(nest: Nest, window: Window, lanes: int, room: int) -> int:
+def _outputs(nest: Nest, window: SharedWindow, lanes: int, room: int) -> int:
     """Neighbouring outputs of a thread, by what it reads for each: those that share it and that its registers hold."""
     extent = extent_of(window.axis.extent)
     if window.stride >= extent_of(window.along.extent) * window.dilation:
@@ -102,9 +102,9 @@ def _outputs(nest: Nest, window: Window, lanes: int, room: int) -> int:
     return best
 
 
-def window_of(nest: Nest, vector: Axis) -> Window | None:
+def window_of(nest: Nest, vector: Axis) -> SharedWindow | None:
     """The longest window that slides along an output axis; None where nothing does."""
-    found: list[tuple[int, Window]] = []
+    found: list[tuple[int, SharedWindow]] = []
     for node in nest.element_loads:
         for index in node.indices:
             form = linear(simplify(index))
@@ -113,7 +113,7 @@ def window_of(nest: Nest, vector: Axis) -> Window | None:
             taps = [a for a in terms if a in nest.reduce_axes and extent_of(a.extent) > 1]
             if len(terms) == len(form.terms) == 2 and len(outputs) == len(taps) == 1 and min(terms.values()) > 0:
                 (axis,), (along,) = outputs, taps
-                found.append((nest.axes.index(axis), Window(axis, along, terms[axis], terms[along])))
+                found.append((nest.axes.index(axis), SharedWindow(axis, along, terms[axis], terms[along])))
     return max(found, key=lambda f: (extent_of(f[1].along.extent), f[0]))[1] if found else None
 
 

@@ -36,7 +36,7 @@ from tilewright.frontend.pytorch.python.elements import (
 from tilewright.frontend.pytorch.python.exits import LEFT, STEP
 from tilewright.frontend.pytorch.python.expressions import Expressions
 from tilewright.frontend.pytorch.python.rewriting import CALLS, rewritten_code, with_code
-from tilewright.frontend.pytorch.python.state import State, agreed
+from tilewright.frontend.pytorch.python.state import CarriedNames, agreed
 from tilewright.frontend.pytorch.python.values import (
     CODE_ERRORS,
     REFUSALS,
@@ -326,7 +326,7 @@ class Calls(Expressions):
         names, own = (*names, *lists.names), len(names)
         test, body = lists.around(test, gives=False), lists.around(body)
         with lists.put_back():
-            state = State(names, (*values, *lists.held()), augmented, where)
+            state = CarriedNames(names, (*values, *lists.held()), augmented, where)
             step = state.followed(body)
             asked = Traced(lambda *given: (flag(test(*given)).clone(),), state.values(), where)
             seen = [asked, step]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tilewright.errors import UnsupportedError
-from tilewright.frontend.pytorch.python.numbers import Numbers
+from tilewright.frontend.pytorch.python.numbers import TracedNumbers
 from tilewright.frontend.pytorch.python.values import (
     Step,
     Unbound,
@@ -40,7 +40,7 @@ class Expressions:
     """What expressions of rewritten functions call."""
 
     def __init__(self) -> None:
-        self._numbers = Numbers()
+        self._numbers = TracedNumbers()
 
     def branch(
         self, test: Any, then: Step, otherwise: Step, names: Sequence[str], values: Values, read: Values, where: str,

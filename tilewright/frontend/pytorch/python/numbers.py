@@ -35,7 +35,7 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda truth, *args, **named: None if is_data(truth) else function(truth, *args, **named)
 
 
-class Numbers:
+class TracedNumbers:
     """What is called of Python and PyTorch for a number, a truth or a size."""
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ _copied = torch.ops.tilewright.copied.default
 
 
 @dataclass(frozen=True, eq=False)
-class Pair:
+class SharedPair:
     """What a call gives, what it is unless the data make another tensor of it, and the copies by which it is that."""
 
     given: fx.Node
@@ -33,16 +33,16 @@ class Pair:
     copies: frozenset[fx.Node]
 
 
-def pair_of(call: fx.Node, copy: fx.Node) -> Pair | None:
+def pair_of(call: fx.Node, copy: fx.Node) -> SharedPair | None:
     """The pair that a copy inside a call of a branch or loop makes, or a copy that a loop is given."""
     for node in _results(call):
         before, copies = _origin(node)
         if copy in copies and before is not None and _is_alike(node, before):
-            return Pair(node, before, copies)
+            return SharedPair(node, before, copies)
     return None
 
 
-def write_behind(change: fx.Node, pair: Pair, is_of_given: bool) -> fx.Node:
+def write_behind(change: fx.Node, pair: SharedPair, is_of_given: bool) -> fx.Node:
     """Behind a change of one of the two the other is given its value, where they are one."""
     source, target = (pair.given, pair.before) if is_of_given else (pair.before, pair.given)
     graph = change.graph

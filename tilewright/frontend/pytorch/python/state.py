@@ -118,7 +118,7 @@ def _difference(one: Any, other: Any) -> str | None:
     return None
 
 
-class State:
+class CarriedNames:
     """What a loop carries: of the names that its body binds, those that it binds anew."""
 
     def __init__(self, names: Sequence[str], values: Values, augmented: Sequence[str], where: str) -> None:

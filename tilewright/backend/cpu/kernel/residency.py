@@ -35,7 +35,7 @@ def first_seconds(tensor: Tensor, moved: Size, waves: Size, context: NestContext
     if tensor in context.constants:
         if context.weights <= target.local.capacity // 2:
             return 0.0
-        byte = 1 / home(tensor, context).bandwidth
+        byte = 1 / residence(tensor, context).bandwidth
     else:
         byte = target.foreign * (target.units - 1) / target.units / target.beyond_local.bandwidth
     return np.minimum(moved, size) / waves * byte
@@ -54,13 +54,13 @@ def farthest_hold(nests: Sequence[Nest], context: NestContext, stored: frozenset
 def byte_seconds(tensor: Tensor, context: NestContext) -> float:
     """How long a byte of a tensor takes at least, on the average of those that one run need not read."""
     if context.cached is None or tensor not in context.cached:
-        return 1 / home(tensor, context).bandwidth
+        return 1 / residence(tensor, context).bandwidth
     cached, target = context.cached[tensor], context.target
     nearest, level = target.nearest.bandwidth, target.local.bandwidth
     return (cached.near / nearest + cached.level / level + cached.far * cached.far_byte) * cached.read
 
 
-def home(tensor: Tensor, context: NestContext) -> MemoryLevel:
+def residence(tensor: Tensor, context: NestContext) -> MemoryLevel:
     """The nearest level that still has a tensor when the next tile wants it: it fits half of what it is given, and a
     constant does so with all others, since they are read between two uses of it."""
     target = context.target

@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 
 from tilewright.backend.cpu.dot.instruction import CpuInstruction
-from tilewright.backend.cpu.leaf.busy import Busy, Form, Part, Shape, blocks_of
+from tilewright.backend.cpu.leaf.busy import AxisRegisters, Busy, LoweredLeaf, Shape, blocks_of
 from tilewright.backend.cpu.leaf.instructions import instruction_seconds
 from tilewright.backend.cpu.leaf.padding import filled_extent
 from tilewright.backend.cpu.leaf.strides import lines_of, offset_at, read_stride, squares_along, stride_of
@@ -26,19 +26,19 @@ from tilewright.ir.forms.expr import Axis, Expr, Load, Op, Var, axes_of, const, 
 from tilewright.ir.forms.loops import Memory
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.lower.access import Place
-from tilewright.lower.blocks import Piece, pieces
-from tilewright.lower.placed import Numbers, Placed, Spread
-from tilewright.lower.register_block import Names
+from tilewright.lower.blocks import BlockRun, pieces
+from tilewright.lower.placed import Numbers, Placed, SizeCounts
+from tilewright.lower.register_block import BufferNames
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.cuts import cut
 from tilewright.tile_graph.algebra.nest import heavy, moves, period
 from tilewright.tile_graph.algebra.propagate import Range, Size, extent_of
 from tilewright.tile_graph.algebra.unswitch import positions
 from tilewright.tile_graph.traffic.touch import Touch, chosen, inside_share, merged
-from tilewright.tile_graph.traffic.traffic import Walk
+from tilewright.tile_graph.traffic.traffic import LeafTrace
 
 
-def cpu_walk(target: Target | None = None) -> Callable[[Placed], Walk]:
+def cpu_walk(target: Target | None = None) -> Callable[[Placed], LeafTrace]:
     """The walk of a leaf; of a target with what it keeps one of its cores busy."""
     return lambda placed: _Leaf(placed, target).walk()
 
@@ -52,7 +52,9 @@ class _Leaf:
         self.placed = placed
         self.nest = work.nest
         kind = CpuInstruction if work.leaf.instruction else CpuNest
-        self.low = low = kind(work.nest, work.leaf, work.box, dict(work.limits), placed.access, Names(), placed.step)
+        self.low = low = kind(
+            work.nest, work.leaf, work.box, dict(work.limits), placed.access, BufferNames(), placed.step
+        )
         self.run = low.run
         outer = list(low.loop_axes)
         if self.nest.monoid is not None and low.vector is not None and low.vector in self.nest.axes:
@@ -67,7 +69,7 @@ class _Leaf:
         self.ends = WindowEnds(self.form, low.reduction, self._starts)
         self.flat = Axis("run", prod(extent_of(a.extent) for a in self.run)) if self.run else None
 
-    def _spread(self, axis: Axis) -> Spread:
+    def _spread(self, axis: Axis) -> SizeCounts:
         if axis in self.run:
             inner = prod(extent_of(a.extent) for a in self.run[1:])
             return self.placed.spreads[self.run[0]].times(inner)
@@ -75,7 +77,7 @@ class _Leaf:
 
     # --- blocks
 
-    def _cuts(self, axis: Axis) -> list[tuple[Piece, Size]]:
+    def _cuts(self, axis: Axis) -> list[tuple[BlockRun, Size]]:
         """The blocks along an axis, with how many of each a tile has."""
         low = self.low
         extent = range_of(self.run, low.ranges) if axis in self.run else low.ranges[axis]
@@ -89,7 +91,7 @@ class _Leaf:
         is_cut = axis is low.vector or (self.nest.monoid is None and not self.nest.unswitched)
         if is_cut and axis not in self.run and group is None:
             parts = cut(extent, axis, self.nest.elements or self.nest.values, low.plan.lanes)
-        found: list[Piece] = []
+        found: list[BlockRun] = []
         for part in parts:
             if axis is low.transposed:
                 found += pieces(part, low.register[axis], low.plan.lanes)
@@ -97,7 +99,7 @@ class _Leaf:
                 found += low._pieces(axis, part, lanes)
         return [(p, groups * float(np.mean(self.placed.everywhere(p.trips)))) for p in found]
 
-    def _counted(self, axis: Axis, of: Callable[[Piece], int]) -> Size:
+    def _counted(self, axis: Axis, of: Callable[[BlockRun], int]) -> Size:
         """The mean over tiles of something that blocks along an axis have."""
         return sum((trips * of(piece) for piece, trips in self.cuts[axis]), 0.0)
 
@@ -281,7 +283,7 @@ class _Leaf:
 
     # --- parts
 
-    def walk(self) -> Walk:
+    def walk(self) -> LeafTrace:
         nest, low = self.nest, self.low
         sizes: dict[Axis, Size] = dict.fromkeys((*nest.axes, *nest.reduce_axes), 1)
         for axis in self.blocked:
@@ -373,7 +375,7 @@ class _Leaf:
             sizes[own] = np.minimum(size, extent)
             size = np.maximum(1.0, size / np.maximum(extent, 1e-9))
 
-    def _walk(self, parts: Sequence[Mapping[Axis, Size]], trips: Sequence[Size], after: int) -> Walk:
+    def _walk(self, parts: Sequence[Mapping[Axis, Size]], trips: Sequence[Size], after: int) -> LeafTrace:
         nest, placed = self.nest, self.placed
         touches: list[tuple[Touch, int]] = []
         if nest.monoid is None:
@@ -390,8 +392,8 @@ class _Leaf:
             inner = prod(extent_of(a.extent) for a in self.run[1:])
             touches = [(merged(t, self.run, self.flat), first) for t, first in touches]
             grows = {v: {**m, self.flat: m[self.run[0]] * inner} if self.run[0] in m else m for v, m in grows.items()}
-        return Walk(parts, trips, touches, grows, self._steps(), self._origins(), self._mixes(), loaded, stored,
-                    0.0 if self.target is None else self._busy(self.target))  # fmt: skip
+        return LeafTrace(parts, trips, touches, grows, self._steps(), self._origins(), self._mixes(), loaded, stored,
+                         0.0 if self.target is None else self._busy(self.target))  # fmt: skip
 
     # --- time
 
@@ -403,11 +405,11 @@ class _Leaf:
         busy = Busy(self.form, target)
         return busy.cycles(self._shape()) / target.fma_clock
 
-    def _form(self) -> Form:
+    def _form(self) -> LoweredLeaf:
         nest, low, plan, access = self.nest, self.low, self.low.plan, self.placed.access
         vector, lanes = low.vector, plan.lanes
         places = [p for t in nest.stores for p in access.write[t]]
-        return Form(
+        return LoweredLeaf(
             nest, vector, lanes, self.run, self.blocked,
             frozenset(a for a in low.reduction if a in low.unrolled_reduction), max(1, low.options.together),
             low.options.row_lanes, low.transposed,
@@ -446,7 +448,7 @@ class _Leaf:
             starts = starts * (chosen(blocks > 1, 1.0, 0.0) if inner else blocks)
         # a register for each place along the axis that squares are read along
         lanes = {a: 1 if a is low.transposed else None for a in self.cuts}
-        cuts = {a: [(n, Part(-(-p.size // (lanes[a] or p.lanes)), lanes[a] or p.lanes)) for p, n in parts]
+        cuts = {a: [(n, AxisRegisters(-(-p.size // (lanes[a] or p.lanes)), lanes[a] or p.lanes)) for p, n in parts]
                 for a, parts in self.cuts.items()}  # fmt: skip
         inside = {a: self.placed.mean(a) for a in low.reduction}
         return Shape(blocks_of(cuts, single), inside, self.ends.most_share(), cache(self._distinct), starts,

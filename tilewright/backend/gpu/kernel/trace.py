@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from math import prod
 
-from tilewright.backend.gpu.kernel.busy import Around, Taken, taken
+from tilewright.backend.gpu.kernel.busy import LeafAround, Taken, taken
 from tilewright.backend.gpu.threads.contract import GpuContract
 from tilewright.backend.gpu.threads.nest import GpuNest
 from tilewright.ir.analysis.products import Factor
@@ -13,28 +13,30 @@ from tilewright.ir.forms.expr import Axis, Load, loads
 from tilewright.ir.forms.loops import Buffer, Memory
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.lower.placed import Placed
-from tilewright.lower.register_block import Names
+from tilewright.lower.register_block import BufferNames
 from tilewright.tile_graph.algebra.nest import moves
 from tilewright.tile_graph.algebra.propagate import Size
 from tilewright.tile_graph.plan.form import Tile
-from tilewright.tile_graph.traffic.traffic import Bytes, Walk
+from tilewright.tile_graph.traffic.traffic import Bytes, LeafTrace
 
 
 def gpu_walk(
-    lanes: Tile, staged: Callable[[Buffer], None], around: Around | None = None
-) -> Callable[[Placed], Walk]:
+    lanes: Tile, staged: Callable[[Buffer], None], around: LeafAround | None = None
+) -> Callable[[Placed], LeafTrace]:
     """The walk of a leaf that these threads take up; `staged` is told of the buffers that it passes operands in. What
     is `around` the leaves tells what they take."""
     return lambda placed: _Leaf(placed, lanes, staged, around).walk()
 
 
 class _Leaf:
-    def __init__(self, placed: Placed, lanes: Tile, staged: Callable[[Buffer], None], around: Around | None) -> None:
+    def __init__(
+        self, placed: Placed, lanes: Tile, staged: Callable[[Buffer], None], around: LeafAround | None
+    ) -> None:
         work = placed.work
         self.around = around
         self.placed = placed
         self.nest = work.nest
-        self.low = GpuNest(work.nest, work.leaf, work.box, dict(work.limits), placed.access, Names(),
+        self.low = GpuNest(work.nest, work.leaf, work.box, dict(work.limits), placed.access, BufferNames(),
                            Axis("thread", lanes.count), warp=lanes.warp)  # fmt: skip
         self.contract = GpuContract(self.low) if self.low.options.step else None
         for buffer in self.low.shared:
@@ -42,7 +44,7 @@ class _Leaf:
         self.loaded: Bytes = {}
         self.stored: Bytes = {}
 
-    def walk(self) -> Walk:
+    def walk(self) -> LeafTrace:
         nest, placed = self.nest, self.placed
         own = set(nest.accumulated)
         outside = [n for n in nest.loads() if n.source not in own]
@@ -63,10 +65,10 @@ class _Leaf:
         # shared memory is no part of a cache
         far = [(t, first) for t, first in touches if not isinstance(t.buffer, Buffer)]
         time = Taken(0.0, 0.0) if self.around is None else self._taken(self.around)
-        return Walk([sizes], [], far, placed.grows, {}, placed.origins, {}, self.loaded, self.stored, time.busy,
-                    time.alone, time.resident)  # fmt: skip
+        return LeafTrace([sizes], [], far, placed.grows, {}, placed.origins, {}, self.loaded, self.stored, time.busy,
+                         time.alone, time.resident)  # fmt: skip
 
-    def _taken(self, around: Around) -> Taken:
+    def _taken(self, around: LeafAround) -> Taken:
         moved = [float(n) for found in (self.loaded, self.stored) for b, n in found.items()
                  if isinstance(b, Buffer) and b.memory is Memory.SHARED]  # fmt: skip
         return taken(self.placed, self.low, self.contract, sum(moved), around)

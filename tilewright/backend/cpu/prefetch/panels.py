@@ -27,7 +27,7 @@ from tilewright.tile_graph.plan.leaf_form import VectorForm
 
 def panel_read(nest: Nest, plan: Leaf, context: NestContext) -> Load | None:
     """The weights that a nest reads panel after panel, all rows of its tile inside; None where it does not."""
-    if context.cached is not None or plan.instruction is not None or not context.asks_ahead:
+    if context.cached is not None or plan.instruction is not None or not context.prefetches:
         return None
     if not is_contraction(nest) or plan.vector is None or plan.vector[0] != "o" or len(plan.register) != 2:
         return None
@@ -43,7 +43,7 @@ def panel_read(nest: Nest, plan: Leaf, context: NestContext) -> Load | None:
     return read[0]
 
 
-def asked_ahead(nest: Nest, plan: Leaf, tile: Mapping[Axis, Size], context: NestContext) -> Size:
+def prefetch_distance(nest: Nest, plan: Leaf, tile: Mapping[Axis, Size], context: NestContext) -> Size:
     """Elements of the next panel to ask for in every step of the sum, so that all blocks of rows together ask for all
     of it; 0 where it does not pay."""
     read = panel_read(nest, plan, context)
@@ -80,7 +80,7 @@ def rows_ahead(nest: Nest, plan: Leaf, context: NestContext, near: Collection[Te
 def walks_rows(nest: Nest, plan: Leaf, context: NestContext) -> bool:
     """Whether a nest is a map in loops along a vector, such a window, or sums of rows side by side in a vector, on a
     processor that loses rows that take turns."""
-    if not context.asks_ahead or context.cached is not None or context.target.stream_cost == 0:
+    if not context.prefetches or context.cached is not None or context.target.stream_cost == 0:
         return False
     if plan.vector is None or plan.instruction is not None:
         return False
@@ -112,4 +112,4 @@ def prefetched_seconds(nest: Nest, plan: Leaf, tile: Mapping[Axis, Size], contex
     size = source.most_bytes
     part: Size = prod((tile[a] / extent_of(a.extent) for a in nest.axes if a in read.axes), start=size)
     far = context.target.beyond_local.bandwidth
-    return np.where(asked_ahead(nest, plan, tile, context) > 0, part / far, 0.0)
+    return np.where(prefetch_distance(nest, plan, tile, context) > 0, part / far, 0.0)

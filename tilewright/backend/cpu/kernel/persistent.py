@@ -11,14 +11,14 @@ from dataclasses import replace
 
 from tilewright.backend.cpu.kernel.steps import repeated, step_seconds
 from tilewright.backend.cpu.kernel.tile import choose_tile
-from tilewright.backend.protocol import StepKernel, WalkedSteps
+from tilewright.backend.protocol import PersistentScan, StepKernel
 from tilewright.ir.forms.compute import Scan
 from tilewright.tile_graph.algebra.context import NestContext, is_contraction
 from tilewright.tile_graph.algebra.own_state import own_axes
 from tilewright.tile_graph.algebra.propagate import extent_of
 
 
-def walk_steps(kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> WalkedSteps | None:
+def persistent_scan(kernels: Sequence[StepKernel], scan: Scan, context: NestContext) -> PersistentScan | None:
     """The steps walked by one kernel, where that is possible and predicted to be faster than a call each."""
     if len(kernels) != 1 or not scan.carry:  # steps without a state are no recurrence: nothing is handed on inside
         return None
@@ -42,4 +42,4 @@ def walk_steps(kernels: Sequence[StepKernel], scan: Scan, context: NestContext) 
     (called,) = step_seconds(kernels, scan, context)
     if walked is None or walked.seconds >= called:
         return None
-    return WalkedSteps(replace(walked, seconds=steps * walked.seconds), (), meets=False)
+    return PersistentScan(replace(walked, seconds=steps * walked.seconds), (), meets=False)
