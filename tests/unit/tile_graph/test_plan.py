@@ -237,7 +237,7 @@ def dump_of(folder: Path, name: str) -> Path:
 
 def test_every_form_is_dumped(dumped: tuple[Path, Path, Any, Any]) -> None:
     """Numbered in the order of the stages."""
-    names = [re.match(r"(\d\d)-([a-z]+)", p.name) for p in sorted(dumped[1].iterdir())]
+    names = [re.match(r"(\d\d)-([a-z_]+)", p.name) for p in sorted(dumped[1].iterdir())]
     numbers = {m.group(2): int(m.group(1)) for m in names if m is not None}
     assert numbers == {stage: i + 1 for i, stage in enumerate(STAGES) if stage != "machine"}
     for name in ("program.txt", "fold.txt", "layout.txt", "plan.json", "plan.txt", "loops.txt"):
