@@ -46,7 +46,7 @@ def on_tensors():  # as between GPUs, with tensors of the host: segments take an
             step.artifact.runner.run([value.numpy() for value in values], outputs)
             return [torch.from_numpy(array) for array in outputs]
 
-        return call if isinstance(step, ranked.Compiled) else None
+        return call if isinstance(step, ranked.CompiledRank) else None
 
     ranked._caller, ranked.identity = caller, lambda: b"one"
     Ranks.on_devices = lambda ranks, gpu: OnDevice(ranks._torch, ranks._distributed, None, "cpu")
