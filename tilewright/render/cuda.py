@@ -119,6 +119,12 @@ def written_params(kernel: Kernel) -> tuple[Buffer, ...]:
     return tuple(p for p in kernel.params if p in targets)
 
 
+def _fills_registers(body: tuple[Stmt, ...]) -> bool:
+    """Whether a trip multiplies matrices, or reads for several trips at once into registers of its own."""
+    own = [s.buffer.shape for s in body if isinstance(s, Alloc) and s.buffer.memory is Memory.REGISTER]
+    return any(static(n) != 1 for shape in own for n in shape[:1]) or _multiplies_matrices(body)
+
+
 def _multiplies_matrices(body: tuple[Stmt, ...]) -> bool:
     return any(isinstance(s, Instruction) and s.name in FORMS for s in statements(body))
 
@@ -367,7 +373,7 @@ class _Writer:
             self.line("#pragma unroll")
         (end,) = self._let(as_expr(axis.extent))
         begin = f"{kind} {name} = 0"
-        if loop.kind is ForKind.SERIAL and kind == "int" and _multiplies_matrices(loop.body):
+        if loop.kind is ForKind.SERIAL and kind == "int" and _fills_registers(loop.body):
             # what is written out already fills the registers
             begin, end = f"{begin}, {name}_end = tw::times({end})", f"{name}_end"
         self.unrolled.update((axis,) if loop.kind is ForKind.UNROLL else ())
