@@ -141,13 +141,11 @@ class GpuProbe:
         return self._read(cycles, 1)[0] / _REPEAT
 
     def _grid_barrier(self) -> float:
-        count = DeviceMemory(4, self._context)
-
-        def run() -> None:
-            check(self._driver.cuMemsetD32Async(count.pointer, 0, 1, self._stream.handle))
-            self._launch("grid_barriers", self.units, 128, [count.pointer, self._out.pointer])
-
-        return self._seconds(run, 1) / _REPEAT
+        meeting = DeviceMemory(4, self._context)
+        check(self._driver.cuMemsetD32Async(meeting.pointer, 0, 1, self._stream.handle))
+        seconds = self._best("grid_barriers", self.units, 128, [meeting.pointer, self._out.pointer])
+        meeting.close()
+        return seconds / _REPEAT
 
     def _launches(self, name: str, dependent: bool) -> float:
         """Seconds from one kernel of a graph to the next, each reading what the last one wrote."""

@@ -30,20 +30,10 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) cluster_barriers(u32* out) 
 }
 #endif
 
-extern "C" __global__ void grid_barriers(u32* count, u32* out) {  // all blocks are resident: one a multiprocessor
-  for (u32 i = 1; i <= REPEAT; ++i) {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      __threadfence();
-      atomicAdd(count, 1u);
-      u32 seen;
-      do {
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(count) : "memory");
-      } while (seen < i * gridDim.x);
-    }
-    __syncthreads();
-  }
-  if (threadIdx.x == 0) out[blockIdx.x] = *count;
+extern "C" __global__ void grid_barriers(u32* meeting, u32* out) {  // all blocks are resident: one a multiprocessor
+  u32 turn = tw::grid_turn(meeting);
+  for (u32 i = 0; i < REPEAT; ++i) tw::grid_barrier(meeting, turn);
+  if (threadIdx.x == 0) out[blockIdx.x] = turn;
 }
 
 extern "C" __global__ void fma_float32(float* out, float a) {
