@@ -1,5 +1,6 @@
 """Times products, models and plans on this machine's GPU:
-`python bench/gpu.py products | convolutions | attention | models | quantised | ablation | model | bandwidth | best`.
+`python bench/gpu.py products | convolutions | attention | models | quantised | kernelbench | ablation | model |
+bandwidth | best`.
 
 Device time: copies of a call are captured into one CUDA graph, whose replays are timed by events; the median of some.
 Products and convolutions go through rotating sets of operands that do not fit the L2 cache together; models through
@@ -28,6 +29,7 @@ from bench import (
     gpu_bandwidth,
     gpu_best,
     gpu_convolutions,
+    gpu_kernelbench,
     gpu_models,
     gpu_peers,
     gpu_plans,
@@ -96,6 +98,14 @@ def main() -> int:
     bytewise = commands.add_parser("quantised", help="8-bit models and weights of few bits beside our float16")
     bytewise.add_argument("--only", action="append", default=[], metavar="TEXT", help="rows with this in their name")
     bytewise.add_argument("--json", type=Path, metavar="FILE")
+    problems = commands.add_parser("kernelbench", help="problems of KernelBench beside PyTorch, or files like them")
+    problems.add_argument("folder", type=Path, help="a checkout of it, or a folder of such files")
+    problems.add_argument("--only", action="append", default=[], metavar="TEXT", help="files with this in their path")
+    problems.add_argument("--precision", default="float32", choices=gpu_kernelbench.ROUNDED,
+                          help="what all may round to tf32: tf32_convolutions is PyTorch's default")  # fmt: skip
+    problems.add_argument("--runtime", action="append", choices=gpu_kernelbench.RUNTIMES, help="only this one")
+    problems.add_argument("--seconds", type=float, default=3600, help="for all together")
+    problems.add_argument("--json", type=Path, metavar="FILE")
     steps = commands.add_parser("ablation", help="models under each schedule: time, launches, bytes")
     kernels = commands.add_parser("model", help="what kernels of models were predicted to take, and what they take")
     for command in (steps, kernels):
@@ -131,6 +141,12 @@ def main() -> int:
         if arguments.json is not None:
             arguments.json.write_text(json.dumps([asdict(row) for row in found], indent=1) + "\n")
         return 0
+    if arguments.command == "kernelbench":
+        of = gpu_kernelbench.measured(arguments.folder, arguments.precision, arguments.only,
+                                      arguments.runtime or gpu_kernelbench.RUNTIMES, arguments.seconds)  # fmt: skip
+        if arguments.json is not None:
+            arguments.json.write_text(json.dumps([asdict(row) for row in of], indent=1) + "\n")
+        return 1 if any(row.refused for row in of) else 0
     if arguments.command in ("ablation", "model"):
         return run_plans(arguments)
     rows: Sequence[Any] = run_products(arguments) if arguments.command == "products" else run_models(arguments)

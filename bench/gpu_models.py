@@ -75,7 +75,7 @@ def run_models(
         with ProcessPoolExecutor(min(_EXPORTING, os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
             exported = {name: pool.submit(export, name, size, batch, folder / file_of(name)) for name in names}
             runtimes = {name: tuple(r for r in peers if r == "xla" or not is_file(name)) for name in names}
-            beside = gpu_peers.Peers(runtimes, (size, batch, precision), folder, seconds)
+            beside = gpu_peers.Peers(gpu_peers.of_models(runtimes, (size, batch, precision), folder), seconds)
             rows = []
             for name in names:
                 rows.append(model_row(name, exported[name], size, batch, precision, timed, beside.quiet, profile))

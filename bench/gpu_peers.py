@@ -50,18 +50,18 @@ def file_of(name: str) -> str:
 class Peer:
     """A model in another runtime: it compiles at once, politely, and is timed when it is asked to."""
 
-    def __init__(self, runtime: str, name: str, about: Measured, path: Path) -> None:
+    def __init__(self, runtime: str, name: str, command: Sequence[str]) -> None:
         self.runtime, self.name = runtime, name
-        command = [sys.executable, __file__, runtime, name, *map(str, about), str(path)]
         variables = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "2", "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
                  "OMP_NUM_THREADS": "2"}  # fmt: skip
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (it lives as long as the process)
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-                                         text=True, env=variables, start_new_session=True)  # fmt: skip
+        self._process = subprocess.Popen([sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                         stderr=self._errors, text=True, env=variables,
+                                         start_new_session=True)  # fmt: skip
         self.started = time.monotonic()
         self.ready_after = 0.0  # seconds; 0: not ready
         self.has_ended = False
-        self._answer: dict[str, float] = {}
+        self.answer: dict[str, Any] = {}  # what it printed when it was timed
         self._answered = threading.Event()
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -71,7 +71,7 @@ class Peer:
             if line.strip() == "ready":
                 self.ready_after = time.monotonic() - self.started
             elif line.startswith("{"):
-                self._answer = json.loads(line)
+                self.answer = json.loads(line)
                 break
         self.has_ended = True
         self._answered.set()
@@ -89,9 +89,9 @@ class Peer:
             self._process.stdin.flush()
         self._answered.wait(LONGEST)
         self.end()
-        if not self._answer:
+        if not self.answer:
             print(f"{self.runtime}: {self.name}: {self.why('took too long to be timed')}", flush=True)
-        return self._answer.get("microseconds", 0.0)
+        return self.answer.get("microseconds", 0.0)
 
     def why(self, otherwise: str) -> str:
         self._errors.seek(0)
@@ -107,19 +107,19 @@ class Peers:
     """All peers of some models, some of them at a time, compiling beside whatever else is done."""
 
     def __init__(
-        self, runtimes: Mapping[str, Sequence[str]], about: Measured, folder: Path, seconds: float
+        self, wanted: Sequence[tuple[str, str, Sequence[str]]], seconds: float, at_once: int | None = None
     ) -> None:
-        """`runtimes`: of every model, by name."""
-        there = [r for r in ("compile", "xla", "eager") if r != "xla" or importlib.util.find_spec("jax") is not None]
-        wanted = [(r, n) for r in there for n, own in runtimes.items() if r in own]
-        self._queue = [(r, n, about, folder / file_of(n)) for r, n in wanted]
+        """`wanted`: runtime, model and the Python script that runs it so, with its arguments."""
+        self._queue, self._at_once = list(wanted), at_once or _AT_ONCE
         self._until = time.monotonic() + seconds
         self.alive: list[Peer] = []
         self.found: dict[tuple[str, str], float] = {}  # microseconds by runtime and model
+        self.answers: dict[tuple[str, str], dict[str, Any]] = {}  # all that was said beside them
+        self.failed: dict[tuple[str, str], str] = {}
         self._start()
 
     def _start(self) -> None:
-        while self._queue and len(self.alive) < _AT_ONCE:
+        while self._queue and len(self.alive) < self._at_once:
             self.alive.append(Peer(*self._queue.pop(0)))
 
     @contextmanager
@@ -141,6 +141,7 @@ class Peers:
                 self.alive.remove(peer)
                 with self.quiet():
                     taken = self.found[peer.runtime, peer.name] = peer.timed()
+                self.answers[peer.runtime, peer.name] = peer.answer
                 print(f"{peer.name}: {peer.runtime} {taken:.1f} us, ready in {peer.ready_after:.0f} s", flush=True)
             elif peer.has_ended:
                 self._leave(peer, peer.why("ended without a word"))
@@ -159,8 +160,18 @@ class Peers:
 
     def _leave(self, peer: Peer, why: str) -> None:
         print(f"{peer.runtime}: {peer.name}: {why}", flush=True)
+        self.failed[peer.runtime, peer.name] = why
         self.alive.remove(peer)
         peer.end()
+
+
+def of_models(
+    runtimes: Mapping[str, Sequence[str]], about: Measured, folder: Path
+) -> list[tuple[str, str, Sequence[str]]]:
+    """Every model by the runtimes that are wanted for it, those that compile longest first."""
+    there = [r for r in ("compile", "xla", "eager") if r != "xla" or importlib.util.find_spec("jax") is not None]
+    return [(r, n, [__file__, r, n, *map(str, about), str(folder / file_of(n))])
+            for r in there for n, own in runtimes.items() if r in own]  # fmt: skip
 
 
 def main(runtime: str, name: str, size: str, batch: str, precision: str, path: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,18 +41,21 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def started(folder: Path, runtimes: Mapping[str, Sequence[str]], seconds: float = 0.0) -> gpu_peers.Peers:
+    return gpu_peers.Peers(gpu_peers.of_models(runtimes, ("full", 1, "float16"), folder), seconds)
+
+
 def test_what_is_ready_counts(
     script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Three at a time: the last is started when another has gone."""
     monkeypatch.setattr(gpu_peers, "_AT_ONCE", 3)
-    peers = gpu_peers.Peers(
-        dict.fromkeys(("slow", "good", "broken", "fine"), ("compile",)), ("full", 1, "float16"), script, 8.0
-    )
+    peers = started(script, dict.fromkeys(("slow", "good", "broken", "fine"), ("compile",)), 8.0)
     processes = [peer._process for peer in peers.alive]
     assert len(processes) == 3
     peers.finish()
     assert peers.found == {("compile", "good"): 12.5, ("compile", "fine"): 12.5}
+    assert peers.failed[("compile", "broken")] == "it has no such operator"
     said = capsys.readouterr().out
     assert "compile: broken: it has no such operator" in said
     assert "compile: slow: not compiled in time" in said
@@ -60,7 +64,7 @@ def test_what_is_ready_counts(
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 def test_the_others_stand_still(script: Path) -> None:
-    peers = gpu_peers.Peers({"slow": ("compile",)}, ("full", 1, "float16"), script, 0.0)
+    peers = started(script, {"slow": ("compile",)})
     (peer,) = peers.alive
 
     def state() -> str:
@@ -91,7 +95,7 @@ def test_errors_are_taken_over_inputs_of_the_same_kind() -> None:
 def test_peers_are_those_that_can_run_a_model(script: Path) -> None:
     """A model file has no module that PyTorch could run."""
     wanted = {"good": ("eager", "compile"), str(script / "own.onnx"): ()}
-    peers = gpu_peers.Peers(wanted, ("full", 1, "float16"), script, 0.0)
+    peers = started(script, wanted)
     assert {(p.runtime, p.name) for p in peers.alive} == {("eager", "good"), ("compile", "good")}
     peers.finish()
     assert gpu_peers.file_of(str(script / "own.onnx")) == "own.onnx"
