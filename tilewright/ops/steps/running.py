@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import isqrt
 
+from tilewright.ir.analysis.parts import even_part
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.compute import Scan, neutral
 from tilewright.ir.forms.dtypes import DType
@@ -80,7 +81,7 @@ class _Run:
     ) -> Tensor:
         """All blocks side by side, then what is before each block: a few steps of many elements, where one after the
         other there would be many of few."""
-        b, size = self.b, min(_BLOCK, isqrt(count - 1) + 1)
+        b, size = self.b, even_part(count, min(_BLOCK, isqrt(count - 1) + 1))
         blocks = -(-count // size)
         nothing = neutral(self.operator, self.wide)
 

@@ -7,21 +7,40 @@ predicted: machines with many units, or a costly launch, lose more by waiting.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isqrt
+from typing import TypeVar
 
 import numpy as np
 
-from tilewright.ir.analysis.simplify import simplify
+from tilewright.ir.analysis.parts import even_part
+from tilewright.ir.analysis.simplify import linear, simplify
 from tilewright.ir.forms.compute import Compute, Map, Program, Reduce, Scan, neutral, plain_monoid
-from tilewright.ir.forms.expr import Axis, Expr, Extent, Load, Op, load, loads, lt, minimum, op, select, substitute, var
-from tilewright.ir.forms.tensor import Tensor
+from tilewright.ir.forms.expr import (
+    Axis,
+    Expr,
+    Extent,
+    Load,
+    Op,
+    axes_of,
+    const,
+    load,
+    loads,
+    lt,
+    minimum,
+    op,
+    select,
+    substitute,
+    var,
+)
+from tilewright.ir.forms.tensor import Tensor, elements
 from tilewright.ir.meaning.folding import without_dead
 from tilewright.transform.reductions.neighbours import alone
 from tilewright.transform.storage import names_of, unique_name
 
 Predict = Callable[[Program], float]
+T = TypeVar("T")
 
 _OPERATORS = ("add", "max", "min")  # products of a part may overflow where those of all do not
 _FEWEST = 16  # steps
@@ -33,14 +52,17 @@ def choose_prefixes(program: Program, predict: Predict) -> Program:
     taken = names_of(program)
     computes: list[Compute] = []
     remarks: list[str] = []
+    makers: dict[Tensor, Map] = {}
     for compute in program.computes:
-        found = _found(compute, program) if isinstance(compute, Scan) else None
+        found = _found(compute, program, makers) if isinstance(compute, Scan) else None
         if found is None or not _pays(found, program, predict):
-            computes.append(compute)
-            continue
-        computes.extend(found.computes(taken))
-        remarks.append(f"{compute.origin or compute.outputs[0].name}: {found.count} steps in {found.blocks} blocks "
-                       "beside each other, since each combines one number more")  # fmt: skip
+            made: list[Compute] = [compute]
+        else:
+            made = found.computes(taken)
+            remarks.append(f"{compute.origin or compute.outputs[0].name}: {found.count} steps in {found.blocks} blocks "
+                           "beside each other, since each combines one number more")  # fmt: skip
+        computes.extend(made)
+        makers |= {c.output: c for c in made if isinstance(c, Map)}
     if not remarks:
         return program
     return without_dead(replace(program, computes=tuple(computes), remarks=(*program.remarks, *remarks)))
@@ -61,6 +83,7 @@ class PrefixScan:
     given: Expr  # over the step's axes, at the Scan's step
     start: Tensor | None  # None: what changes nothing
     exclusive: bool
+    order: tuple[int | None, ...]  # the step's axes, and None for the steps, as what is given lies in memory
 
     @property
     def count(self) -> int:
@@ -68,7 +91,7 @@ class PrefixScan:
 
     @property
     def size(self) -> int:
-        return isqrt(self.count - 1) + 1
+        return even_part(self.count, isqrt(self.count - 1) + 1)
 
     @property
     def blocks(self) -> int:
@@ -77,25 +100,32 @@ class PrefixScan:
     def computes(self, taken: set[str]) -> list[Compute]:
         """What each block gives, what is combined inside of each up to every step, and both with all blocks before."""
         (_, output), origin = self.scan.stacked[0], self.scan.origin
-        parts = self._of_blocks(Tensor(self._name("blocks", taken), (self.blocks, *self._rest), output.dtype))
-        inside = self._inside(Tensor(self._name("inside", taken), (self.blocks, self.size, *self._rest), output.dtype))
-        before = Tensor(self._name("before", taken), (self.blocks, *self._rest), output.dtype)
+        inside = self._inside(Tensor(self._name("inside", taken), self._around(self.blocks, self.size), output.dtype))
+        parts = self._of_blocks(Tensor(self._name("blocks", taken), self._around(self.blocks), output.dtype), inside)
+        before = Tensor(self._name("before", taken), self._around(self.blocks), output.dtype)
         block, earlier, rest = Axis("block", self.blocks), Axis("earlier", self.blocks), self._axes()
-        here = tuple(var(a) for a in rest)
-        value = select(lt(var(earlier), var(block)), load(parts.outputs[0], (var(earlier), *here)), self._nothing)
-        all_before = self._reduce(before, (block, *rest), earlier, value)
+        value = select(lt(var(earlier), var(block)), self._read(parts.outputs[0], rest, var(earlier)), self._nothing)
+        all_before = self._reduce(before, self._with(rest, block), earlier, value)
         step, rest = Axis("t", self.count), self._axes()
-        here = tuple(var(a) for a in rest)
         place = self._turned(var(step))
-        both = op(self.operator, load(before, (place // self.size, *here)),
-                  load(inside.outputs[0], (place // self.size, place % self.size, *here)))  # fmt: skip
+        both = op(self.operator, self._read(before, rest, place // self.size),
+                  self._read(inside.outputs[0], rest, place // self.size, place % self.size))  # fmt: skip
         if self.start is not None:
-            both = op(self.operator, load(self.start, here), both)
-        return [parts, inside, all_before, Map(output, (step, *rest), simplify(both), origin)]
+            both = op(self.operator, load(self.start, tuple(var(a) for a in rest)), both)
+        return [inside, parts, all_before, Map(output, (step, *rest), simplify(both), origin)]
 
-    @property
-    def _rest(self) -> tuple[Extent, ...]:
-        return self.step.output.shape
+    def _around(self, *of_steps: Extent) -> tuple[Extent, ...]:
+        """The shape of what there is of the steps, with the other extents around it as they lie in memory."""
+        return self._ordered(self.step.output.shape, of_steps)
+
+    def _with(self, rest: tuple[Axis, ...], *of_steps: Axis) -> tuple[Axis, ...]:
+        return self._ordered(rest, of_steps)
+
+    def _read(self, tensor: Tensor, rest: tuple[Axis, ...], *of_steps: Expr) -> Load:
+        return load(tensor, self._ordered([var(a) for a in rest], of_steps))
+
+    def _ordered(self, rest: Sequence[T], of_steps: Sequence[T]) -> tuple[T, ...]:
+        return tuple(x for place in self.order for x in (of_steps if place is None else (rest[place],)))
 
     @property
     def _nothing(self) -> Expr:
@@ -108,16 +138,21 @@ class PrefixScan:
         """The index of a place in the order of the steps, and the other way round."""
         return self.count - 1 - place if self.scan.reverse else place
 
-    def _of_blocks(self, output: Tensor) -> Reduce:
+    def _of_blocks(self, output: Tensor, inside: Reduce) -> Compute:
+        """What the last step of each block has, unless it leaves its own out."""
         block, inner, rest = Axis("block", self.blocks), Axis("inner", self.size), self._axes()
-        return self._reduce(output, (block, *rest), inner, self._at(var(block) * self.size + var(inner), rest))
+        if not self.exclusive:
+            last = self._read(inside.outputs[0], rest, var(block), const(self.size - 1))
+            return Map(output, self._with(rest, block), last, self.scan.origin)
+        value = self._at(var(block) * self.size + var(inner), rest)
+        return self._reduce(output, self._with(rest, block), inner, value)
 
     def _inside(self, output: Tensor) -> Reduce:
         block, last, inner, rest = (Axis("block", self.blocks), Axis("last", self.size), Axis("inner", self.size),
                                     self._axes())  # fmt: skip
         counts = lt(var(inner), var(last) if self.exclusive else var(last) + 1)
         value = select(counts, self._at(var(block) * self.size + var(inner), rest), self._nothing)
-        return self._reduce(output, (block, last, *rest), inner, value)
+        return self._reduce(output, self._with(rest, block, last), inner, value)
 
     def _at(self, place: Expr, rest: tuple[Axis, ...]) -> Expr:
         """What is given at a place of the order, which the last block may not have."""
@@ -135,7 +170,31 @@ class PrefixScan:
         return unique_name(f"{self.scan.stacked[0][1].name}_{suffix}", taken)
 
 
-def _found(scan: Scan, program: Program) -> PrefixScan | None:
+def _order(given: Expr, scan: Scan, axes: tuple[Axis, ...], makers: Mapping[Tensor, Map]) -> tuple[int | None, ...]:
+    """The axes and the steps so that the largest tensor that is read is read as it lies."""
+    read = max(loads(given), key=lambda n: elements(n.source.shape), default=None)
+    maker = None if read is None else makers.get(read.source)
+    if read is not None and maker is not None:
+        own = dict(zip(maker.axes, read.indices, strict=True))
+        return _order(simplify(substitute(maker.value, own)), scan, axes, makers)
+    places = () if read is None else read.indices
+
+    def stride(axis: Axis) -> tuple[int, int]:
+        """Which index it moves, and how far: what moves none lies outside."""
+        moved = max((n for n, index in enumerate(places) if axis in axes_of(index)), default=-1)
+        return moved, -_coefficient(places[moved], axis) if moved >= 0 else 0
+
+    steps: list[tuple[int | None, Axis]] = [(None, scan.axis), *enumerate(axes)]
+    return tuple(place for place, axis in sorted(steps, key=lambda item: stride(item[1])))
+
+
+def _coefficient(index: Expr, axis: Axis) -> int:
+    while isinstance(index, Op) and index.op.name == "min":
+        index = index.args[0]  # a last block may not have all steps
+    return abs(linear(index).terms.get(var(axis), 0))
+
+
+def _found(scan: Scan, program: Program, makers: Mapping[Tensor, Map]) -> PrefixScan | None:
     if len(scan.carry) != 1 or scan.finals != (None,) or len(scan.stacked) != 1 or _extent(scan.axis) < _FEWEST:
         return None
     maps = {c.output: c for c in scan.body if isinstance(c, Map)}
@@ -157,7 +216,8 @@ def _found(scan: Scan, program: Program) -> PrefixScan | None:
     nothing = neutral(value.op.name, step.output.dtype).value
     begun = program.constants.get(initial)
     start = None if begun is not None and bool(np.all(np.asarray(begun) == nothing)) else initial
-    return PrefixScan(scan, step, value.op.name, others[0], start, exclusive)
+    order = _order(others[0], scan, step.axes, makers)
+    return PrefixScan(scan, step, value.op.name, others[0], start, exclusive, order)
 
 
 def _own(carry: Tensor, compute: Map) -> Load:
