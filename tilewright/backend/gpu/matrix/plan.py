@@ -11,6 +11,7 @@ from math import log2, prod, sqrt
 import numpy as np
 
 from tilewright.backend.gpu.constants import ANEW_OF_BYTES, ANEW_OF_ROOT, LEAST_ANEW
+from tilewright.backend.gpu.maps.plan import in_packets_along
 from tilewright.backend.gpu.maps.unpack import Packed, packed_side
 from tilewright.backend.gpu.matrix.cost import (
     BY_ELEMENT,
@@ -101,11 +102,14 @@ def ways_of(nest: Nest, leaf: Leaf, nests: Sequence[Nest], context: NestContext)
 def way_of(side: Side, nest: Nest, leaf: Leaf, inside: frozenset[Tensor], context: NestContext) -> int:
     """The same of one operand; what is `inside` is not read from memory."""
     lane = nest.named(leaf.order[-1]) if runs_along(side, leaf, context) else side.axes[-1]
-    if extent_of(lane.extent) % FORMS[leaf.instruction or ""].packet:
+    packet = FORMS[leaf.instruction or ""].packet
+    if extent_of(lane.extent) % packet:
         return BY_ELEMENT
     read, conditions = guarded_read(side.value)
-    copied = isinstance(read, Load) and read.source not in inside and lane not in axes_of(*conditions)
-    return COPIED_AS_IT_LIES if copied else COMPUTED
+    if not isinstance(read, Load) or read.source in inside or lane in axes_of(*conditions):
+        return COMPUTED
+    is_packed = read.source in context.constants and context.packable(read.source)
+    return COPIED_AS_IT_LIES if is_packed or in_packets_along(read, lane, packet, context) else COMPUTED
 
 
 def fill_by(way: int) -> str:
