@@ -146,6 +146,8 @@ def choose_gpu_tile(
     far = (compulsory(nests, stored, context) + lost) / rate
     if root not in products:
         far = far * (1 + prices.BROKEN_RUNS * _broken(root, sizes, context))
+        if root.monoid is None and compulsory(nests, stored, context) > outer.capacity:
+            far = far * np.where(work[-1] > threads, prices.LONG_BLOCKS, 1.0)
     seconds = np.maximum(seconds, far) + prices.FAR_EXPOSED * np.minimum(seconds, far)
     seconds = seconds + start(target)
     if len(nests) == 1 and nests[0] in products:

@@ -12,6 +12,7 @@ from math import prod
 
 import numpy as np
 
+from tilewright.backend.gpu.constants import SCATTERED_STORE
 from tilewright.backend.gpu.maps.plan import busy_threads, with_packets
 from tilewright.backend.gpu.threads.window_plan import is_window, with_window
 from tilewright.ir.analysis.products import Factor, factors
@@ -116,28 +117,42 @@ def _contraction_split(nest: Nest, register: Mapping[Axis, int], busy: int) -> i
 
 
 def thread_order(nest: Nest, context: NestContext) -> list[Axis]:
-    """Output axes, the one neighbouring threads walk last: along it most accesses are contiguous."""
+    """Output axes, the one neighbouring threads walk last: along it most accesses are contiguous. Of a map that stores
+    across what it reads, the axis of what is read comes before it, so that the rest of a line is asked for soon."""
     layout = context.layout(nest.tensor)
     place = {part.axis: i for i, part in enumerate(layout.order)}
     order = sorted(nest.axes, key=lambda a: place.get(nest.axes.index(a), 0))
     if not order:
         return []
     store = offset_of(nest.tensor, layout, tuple(var(a) for a in nest.axes))
-    staged = _staged(nest)
+    reads = () if _staged(nest) else loads(*(nest.elements or nest.values))
+    steps = prod(extent_of(r.extent) for r in nest.reduce_axes)
+    made = _elements(nest.tensor)
 
-    def merit(axis: Axis) -> float:
+    def merit(axis: Axis, stored: float) -> float:
+        """Of accesses beside each other along the axis; of a map each as often as its elements are reached for."""
         if extent_of(axis.extent) == 1:
             return -1.0
-        steps = prod(extent_of(r.extent) for r in nest.reduce_axes)
-        total = 1.5 / steps if store.terms.get(var(axis)) == 1 else 0.0
-        if staged:
-            return total
-        for node in loads(*(nest.elements or nest.values)):
-            total += 1.0 if stride(node, axis, context) == 1 else 0.0
-        return total
+        near = [n for n in reads if stride(n, axis, context) == 1]
+        total = stored if store.terms.get(var(axis)) == 1 else 0.0
+        if nest.reduce_axes:
+            return total + len(near)
+        return total + sum(min(1.0, _elements(source) / made) for source in {x.source for x in near})
 
-    fastest = max(order, key=lambda a: (merit(a), order.index(a)))
-    return [*(a for a in order if a is not fastest), fastest]
+    def best(axes: Sequence[Axis], stored: float) -> Axis:
+        return max(axes, key=lambda a: (merit(a, stored), order.index(a)))
+
+    fastest = best(order, SCATTERED_STORE if not nest.reduce_axes else 1.5 / steps)
+    rest = [a for a in order if a is not fastest]
+    if not nest.reduce_axes and rest and not any(stride(n, fastest, context) == 1 for n in reads):
+        beside = best(rest, 0.0)
+        if merit(beside, 0.0) > 0:
+            rest = [*(a for a in rest if a is not beside), beside]
+    return [*rest, fastest]
+
+
+def _elements(tensor: Tensor) -> int:
+    return max(1, prod(extent_of(n) for n in tensor.shape))
 
 
 def reduction_order(nest: Nest, context: NestContext, free: frozenset[Tensor] = frozenset()) -> list[Axis]:
