@@ -23,7 +23,7 @@ MODELS = (("resnet50", 1), ("resnet50", 256), ("bert_384", 1))
 # rows, summed, columns of products whose weights have 4 and 8 bits, in blocks of so many
 PRODUCTS = tuple((rows, 4096, 11008) for rows in (1, 4, 16, 32, 64))
 BLOCK = 32
-FLOAT8 = ((4096, 4096, 4096),)  # products of 8-bit floats, rows and columns along the sum
+FLOAT8 = ((4096, 4096, 4096), (4096, 128, 4096), (4096, 64, 4096))  # of 8-bit floats, rows and columns along the sum
 BEYOND_L2 = 128 << 20  # bytes of the weights of several products, one after the other
 _CONTRACTIONS = ("Conv", "Gemm", "MatMul")
 _BESIDE_CONVOLUTIONS = ("Add", "MaxPool")

@@ -42,10 +42,10 @@ def split_for(program: Program, name: str) -> Program:
 
 
 @pytest.mark.parametrize("name", MACHINES)
-@pytest.mark.parametrize("side", [2048, 2003])
-def test_a_sum_of_everything_has_a_tile_for_every_unit(name: str, side: int) -> None:
+@pytest.mark.parametrize("shape", [(2048, 2048), (2003, 2003), (70, 9, 64, 128)])
+def test_a_sum_of_everything_has_a_tile_for_every_unit(name: str, shape: tuple[int, ...]) -> None:
     target = machine(name)
-    plan = make_plan(split_for(reduction("ReduceSum", (side, side), (0, 1)), name), target)
+    plan = make_plan(split_for(reduction("ReduceSum", shape, tuple(range(len(shape)))), name), target)
     assert plan.kernels[0].tiles >= target.units
     assert len(plan.kernels) == 2
 
@@ -79,6 +79,38 @@ def test_parts_combine_to_the_whole(kind: str, shape: tuple[int, ...], axes: tup
     found = evaluated(program.with_computes(tuple(computes)), inputs, wide=True)
     for output, value in wanted.items():
         np.testing.assert_allclose(found[output], value, rtol=1e-12)
+
+
+@pytest.mark.parametrize("leads", [False, True])
+def test_parts_of_every_element_of_outer_axes_combine_too(leads: bool) -> None:
+    program = reduction("ReduceSum", (4, 5, 7, 11), (0, 2, 3))
+    inputs = random_inputs(program, 3)
+    (compute,) = program.computes
+    assert isinstance(compute, Reduce)
+    outer, middle, _ = compute.reduce_axes
+    cut = Split(compute, middle, 3, leads, around=(outer,))
+    parts, whole = cut.computes({t.name for t in program.tensors()})
+    assert parts.outputs[0].shape == ((4, 3, 5) if leads else (5, 4, 3)) and len(whole.reduce_axes) == 2
+    (wanted,), (found,) = (tuple(evaluated(p, inputs, wide=True).values())
+                           for p in (program, program.with_computes((parts, whole))))  # fmt: skip
+    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_sums_of_very_many_floats_are_parts_whatever_that_costs(name: str) -> None:
+    target = machine(name)
+    for kind, count in (("ReduceSum", 2), ("ReduceMean", 2), ("ReduceMax", 1)):
+        program = reduction(kind, (1_000_000, 2000), (0,))
+        reduces = [c for c in split_reductions(program, target, lambda _: 1.0).computes if isinstance(c, Reduce)]
+        assert len(reduces) == count, kind
+
+
+def test_what_is_added_last_still_counts(kernel_cache: Path) -> None:
+    squares = model_of([("ReduceSumSquare", ["x"], "y", {"keepdims": 0, "axes": [0, 1, 2]})],
+                       {"x": (6, 5, 1 << 20)}, {"y": ()})  # fmt: skip
+    x = np.random.default_rng(2).random((6, 5, 1 << 20), dtype=np.float32)
+    found = np.asarray(compile_model(squares, options=Options(cache_dir=kernel_cache))(x)[0])
+    np.testing.assert_allclose(found, np.square(x, dtype=np.float64).sum(), rtol=2e-7)
 
 
 @pytest.mark.parametrize("kind", ["ReduceSum", "ArgMax", "ReduceMax"])

@@ -1,6 +1,7 @@
 """Long reductions with few results, cut into parts that all units share; a second reduction combines the parts.
 
-Products on tensor cores are cut where their tiles are too few for all units, or would be too small to be fed.
+Products on tensor cores are cut where their tiles are too few for all units, or would be too small to be fed. Sums of
+very many numbers are cut whatever it costs: one running sum in float32 would lose what is added last.
 
 How many parts there are depends on the shape and the machine's description, never on how many threads run: the order of
 a sum, and with it every bit of the result, stays the same.
@@ -10,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from math import prod
+from math import inf, prod
 
 from tilewright.ir.analysis.simplify import linear, simplify
 from tilewright.ir.forms.compute import Compute, Monoid, Program, Reduce, reads
-from tilewright.ir.forms.expr import Axis, Expr, axes_of, load, loads, lt, minimum, select, substitute, var
+from tilewright.ir.forms.expr import Axis, Expr, Op, axes_of, load, loads, lt, minimum, select, substitute, var, walk
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.target import Target
 from tilewright.transform.precision.choose import contracted
@@ -32,6 +33,7 @@ _LEAST_PRODUCT = 512  # elements of the sum of a product on tensor cores
 _STEP = 64  # a part is whole steps of the sum
 _TILES = (128 * 128, 64 * 128, 32 * 64)  # results of a product that a unit may compute at once
 _MOST_PARTS = 8  # of a product: more of them cost more to combine than they gain
+_LONGEST_SUM = 1 << 18  # elements: the sum is then so much larger than each that rounding loses digits of these
 _WORTH = 0.9  # of the time as it stands: less gain is within the model's error
 
 
@@ -59,25 +61,36 @@ def split_reductions(program: Program, target: Target, predict: Predict, known: 
 
 @dataclass(frozen=True)
 class Split:
-    """A reduction, the axis that is cut, and how many of its elements are a part."""
+    """A reduction, the axis that is cut, how many of its elements are a part, and axes around it every element of which
+    has parts of its own."""
 
     reduce: Reduce
     axis: Axis
     size: int
     leads: bool = False  # parts lie one behind the other, rather than those of one result
+    around: tuple[Axis, ...] = ()
 
     @property
     def parts(self) -> int:
+        """Of one result."""
+        return self._pieces * prod(_extent(a) for a in self.around)
+
+    @property
+    def _pieces(self) -> int:
         return -(-_extent(self.axis) // self.size)
+
+    def _part_axes(self) -> tuple[Axis, ...]:
+        return (*(Axis(a.name, a.extent) for a in self.around), Axis("part", self._pieces))
 
     def computes(self, taken: set[str]) -> tuple[Reduce, Reduce]:
         """The reduction of every part, and that of the parts."""
         whole, monoid = self.reduce, self.reduce.monoid
-        part, inside = Axis("part", self.parts), Axis(self.axis.name, self.size)
-        place = var(part) * self.size + var(inside)
+        parts, inside = self._part_axes(), Axis(self.axis.name, self.size)
+        place = var(parts[-1]) * self.size + var(inside)
         length = _extent(self.axis)
-        is_ragged = self.parts * self.size != length
-        at = {self.axis: minimum(place, length - 1) if is_ragged else simplify(place)}
+        is_ragged = self._pieces * self.size != length
+        at: dict[Axis, Expr] = {a: var(own) for a, own in zip(self.around, parts, strict=False)}
+        at[self.axis] = minimum(place, length - 1) if is_ragged else simplify(place)
         elements = tuple(simplify(substitute(e, at)) for e in whole.elements)
         if is_ragged:
             elements = tuple(
@@ -85,18 +98,19 @@ class Split:
             )
         shape = tuple(a.extent for a in whole.axes)
         stem = f"{whole.outputs[0].name}_parts"
-        whole_shape = (self.parts, *shape) if self.leads else (*shape, self.parts)
+        of_parts = tuple(a.extent for a in parts)
+        whole_shape = (*of_parts, *shape) if self.leads else (*shape, *of_parts)
         partial = tuple(Tensor(unique_name(stem, taken), whole_shape, s.dtype) for s in monoid.left)
         states = Monoid(monoid.left, monoid.right, monoid.identity, monoid.combine, monoid.left)
-        walked = tuple(inside if a is self.axis else a for a in whole.reduce_axes)
-        outer = (part, *whole.axes) if self.leads else (*whole.axes, part)
+        walked = tuple(inside if a is self.axis else a for a in whole.reduce_axes if a not in self.around)
+        outer = (*parts, *whole.axes) if self.leads else (*whole.axes, *parts)
         first = Reduce(partial, outer, walked, elements, states, whole.origin)
         axes = tuple(Axis(a.name, a.extent) for a in whole.axes)
-        last = Axis("part", self.parts)
-        here = tuple(var(a) for a in axes)
-        index = (var(last), *here) if self.leads else (*here, var(last))
+        last = self._part_axes()
+        here, of_last = tuple(var(a) for a in axes), tuple(var(a) for a in last)
+        index = (*of_last, *here) if self.leads else (*here, *of_last)
         found: tuple[Expr, ...] = tuple(load(t, index) for t in partial)
-        return first, Reduce(whole.outputs, axes, (last,), found, monoid, whole.origin)
+        return first, Reduce(whole.outputs, axes, last, found, monoid, whole.origin)
 
 
 class _Around:
@@ -112,24 +126,32 @@ def _best(reduce: Reduce, around: _Around, target: Target, predict: Predict) -> 
     program = around.program
     results = prod(_extent(a) for a in reduce.axes)
     length = prod(_extent(a) for a in reduce.reduce_axes)
-    if target.units < 2 or length < _LEAST_LENGTH or not results:
+    if length < _LEAST_LENGTH or not results:
         return None
     feeding = _feeding(reduce, around)
     few = (_FEW_BEHIND_SUMS if feeding else _FEW_RESULTS) * target.units
-    if results >= few:
+    needed = -(-length // _LONGEST_SUM) if _rounds(reduce.monoid) else 1
+    if needed == 1 and (target.units < 2 or results >= few):
         return None
-    axis = _outermost(reduce)
-    best, limit = None, _WORTH * predict(alone((*feeding, reduce), program))
-    for times in _PARTS:
-        parts = max(2, times * target.units // (results if not feeding else 1))
-        if parts > _extent(axis) or length // parts < _LEAST_LENGTH // 32:
+    best, limit = None, _WORTH * predict(alone((*feeding, reduce), program)) if needed == 1 else inf
+    for parts in dict.fromkeys(max(2, needed, n * target.units // (1 if feeding else results)) for n in _PARTS):
+        if length // parts < _LEAST_LENGTH // 32:
             break
-        for size in _sizes(_extent(axis), parts):
-            split = Split(reduce, axis, size)
+        for split in _cuts(reduce, parts):
             seconds = predict(alone((*feeding, *split.computes(set())), program))
             if seconds < limit:
                 best, limit = split, seconds
     return best
+
+
+def _rounds(monoid: Monoid) -> bool:
+    """Whether it adds numbers of at most 32 bits, which are rounded."""
+    return any(s.dtype.is_float and s.dtype.bytes <= 4 and _adds(e)
+               for s, e in zip(monoid.left, monoid.combine, strict=True))  # fmt: skip
+
+
+def _adds(value: Expr) -> bool:
+    return any(isinstance(node, Op) and node.op.name == "add" for node in walk(value))
 
 
 def _runs_on_matrices(reduce: Reduce, target: Target) -> bool:
@@ -196,6 +218,21 @@ def _feeding(reduce: Reduce, around: _Around) -> tuple[Reduce, ...]:
     return (producer,) if len(loads(*producer.elements)) == 2 else ()
 
 
+def _cuts(reduce: Reduce, parts: int) -> list[Split]:
+    """Ways to about so many parts: runs of the outermost axis, or, where that has too few elements, of one farther in
+    for every element of those around it."""
+    axis = _outermost(reduce)
+    if parts <= _extent(axis):
+        return [Split(reduce, axis, size) for size in _sizes(_extent(axis), parts)]
+    around: list[Axis] = []
+    for axis in sorted(reduce.reduce_axes, key=lambda a: _distance(a, reduce), reverse=True):
+        pieces = -(-parts // prod(_extent(a) for a in around))
+        if 1 < pieces <= _extent(axis):
+            return [Split(reduce, axis, size, around=tuple(around)) for size in _sizes(_extent(axis), pieces)]
+        around.append(axis)
+    return []
+
+
 def _sizes(length: int, parts: int) -> list[int]:
     """Elements of a part: an even share where one is near, so that no part is checked for its end; else so many parts
     with a shorter last one, or one part more."""
@@ -208,19 +245,20 @@ def _sizes(length: int, parts: int) -> list[int]:
 def _outermost(reduce: Reduce) -> Axis:
     """The axis whose neighbours lie farthest apart in what is read: a part is then a run of memory. Of short ones, the
     longest."""
-
-    def distance(axis: Axis) -> int:
-        far = 0
-        for node in loads(*reduce.elements):
-            step = 1
-            for index, extent in zip(reversed(node.indices), reversed(node.source.shape), strict=True):
-                if axis in axes_of(index):
-                    far = max(far, step * abs(linear(index).terms.get(var(axis), 1)))
-                step *= extent if isinstance(extent, int) else 1
-        return far
-
     long = [a for a in reduce.reduce_axes if _extent(a) >= 64]
-    return max(long, key=distance) if long else max(reduce.reduce_axes, key=_extent)
+    return max(long, key=lambda a: _distance(a, reduce)) if long else max(reduce.reduce_axes, key=_extent)
+
+
+def _distance(axis: Axis, reduce: Reduce) -> int:
+    """How far apart neighbours along it lie in what is read."""
+    far = 0
+    for node in loads(*reduce.elements):
+        step = 1
+        for index, extent in zip(reversed(node.indices), reversed(node.source.shape), strict=True):
+            if axis in axes_of(index):
+                far = max(far, step * abs(linear(index).terms.get(var(axis), 1)))
+            step *= extent if isinstance(extent, int) else 1
+    return far
 
 
 def _extent(axis: Axis) -> int:
