@@ -227,7 +227,7 @@ CASES: dict[str, tuple[Any, str]] = {
         one(
             "Range", {}, ["a", "b", "c"], {n: np.int64(v) for n, v in (("a", 0), ("b", 1 << 60), ("c", 1))}, (INT, None)
         ),
-        "2147483648 are supported",
+        "68719476736 are supported",
     ),
     "Range 0": (
         one("Range", {}, ["a", "b", "c"], {n: np.int64(v) for n, v in (("a", 0), ("b", 9), ("c", 0))}, (INT, None)),

@@ -43,7 +43,7 @@ _SMALL = 64  # elements up to which equal constants are shared
 # What one node may ask for. A file can name any number; beyond these nothing is made, not even a plan.
 MOST_AXES = 32
 MOST_ELEMENTS = 1 << 40  # of a tensor: there may never be more than a part of it
-MOST_STORED = 1 << 31  # of one that memory has whole
+MOST_STORED = 1 << 36  # of one that memory has whole: more than any device has of bytes
 MOST_KNOWN = 1 << 26  # of one that is computed while the model is read
 MOST_STEPS = 1 << 48  # minutes on the fastest processors
 # Constants that are made here of others: of a small model this much in all, of a large one this many times its own.

@@ -7,6 +7,7 @@ from math import prod
 import pytest
 
 from bench.gpu_attention import model_of
+from tests import cpu_stages
 from tests.gpu_launch import source_of
 from tests.gpu_stages import no_plan_fails
 from tilewright.compiler.pipeline import Artifact, build
@@ -21,11 +22,11 @@ GPUS = ("h200", "a100")
 _LATER = pytest.mark.slow
 
 
-def planned(target: str, causal: bool = False, **more: object) -> Artifact:
+def planned(target: str, causal: bool = False, sizes: tuple[int, int, int] = SIZES, **more: object) -> Artifact:
     precision = "float16" if target in GPUS else "float32"
     options = Options(target=target, precision=precision, stop_after="loops", **more)  # type: ignore[arg-type]
     with no_plan_fails():
-        return build(load(model_of(SIZES, precision, causal), {}), machine(target), options)
+        return build(load(model_of(sizes, precision, causal), {}), machine(target), options)
 
 
 @pytest.mark.parametrize("target", ["h200", *(pytest.param(n, marks=_LATER) for n in ("a100", "neoverse_n1"))])
@@ -44,6 +45,23 @@ def test_scores_in_parts_are_as_many_as_there_are(target: str, causal: bool) -> 
 
 def test_what_is_stored_is_refused() -> None:
     with pytest.raises(UnsupportedError) as error:
-        planned("h200", schedule="none")
-    assert "its result would have the shape [1, 16, 16384, 16384], 4294967296 elements; 2147483648 are supported of " \
-           "what is stored" in str(error.value)  # fmt: skip
+        planned("h200", schedule="none", sizes=(16, 1 << 17, 128))
+    assert "its result would have the shape [1, 16, 131072, 131072], 274877906944 elements; 68719476736 are " \
+           "supported of what is stored" in str(error.value)  # fmt: skip
+
+
+@pytest.mark.parametrize("op", ["Relu", "AveragePool", "ReduceMean"])
+def test_places_beyond_32_bits_are_not_counted_in_32(op: str) -> None:
+    """2^32 elements, a power of two along each axis, so that every other kind of access is free to be chosen."""
+    given: dict[str, object] = {"kernel_shape": [11, 11], "strides": [11, 11]} if op == "AveragePool" else (
+        {"axes": [3], "keepdims": 0} if op == "ReduceMean" else {})  # fmt: skip
+    shape = (16, 64, 2048, 2048)
+    out = {"Relu": shape, "AveragePool": (16, 64, 186, 186), "ReduceMean": shape[:3]}[op]
+    model = cpu_stages.model_of([(op, ["x"], "y", given)], {"x": shape}, {"y": out})
+    with no_plan_fails():
+        loops = build(load(model, {}), machine("h200"), Options(target="h200", stop_after="loops")).loops
+    assert loops is not None
+    (kernel,) = loops.kernels
+    text = source_of(kernel)
+    assert "Global<const float, 16, 64, 2048, 2048>" in text and ".apart(" not in text
+    nvrtc.compile_to_cubin(text, machine("h200").architecture)
