@@ -142,10 +142,20 @@ def loops_with_else(x: Tensor, y: Tensor) -> Any:
     return x, y
 
 
+def texts_and_keys_of_plain_values(x: Tensor, y: Tensor) -> Any:
+    n = int((x > 0).sum())
+    kept = {f"{'x'}{x.shape[0]}": x, "y".format(): y, **{k: x + k for k in range(2)}}
+    print(f"{n} of {x.shape}", str(n))
+    largest = max(x[0].sum(), y.sum())
+    text = "%d" % 12  # noqa: UP031
+    return kept["x4"] * n, kept[1] * len({*range(3), 3}) * len(text), x * largest + min(y[0, 0], y[0, 1])
+
+
 RIGHT: list[Callable[..., Any]] = [
     the_value_of_and_and_or, changes_behind_and, names_bound_behind_and, keys_behind_what_is_bound,
     an_element_of_a_list_is_changed, what_functions_inside_change, what_methods_change, containers_of_other_kinds,
     types_of_numbers, numbers_among_others, loops_with_else,
+    texts_and_keys_of_plain_values,
 ]  # fmt: skip
 
 
@@ -223,6 +233,37 @@ def a_power(x: Tensor, y: Tensor) -> Any:
     return y * 10**-n
 
 
+def the_larger_of_two_is_changed(x: Tensor, y: Tensor) -> Any:
+    a, b = x.sum(), y.sum()
+    max(a, b).add_(5)
+    return a, b
+
+
+def the_length_of_a_text(x: Tensor, y: Tensor) -> Any:
+    return x * len(f"{int((x > 0).sum())}")
+
+
+def the_length_of_another_text(x: Tensor, y: Tensor) -> Any:
+    return x * len("%d" % int((x > 0).sum())) + len("{}".format(x.sum().item()))  # noqa: UP031, UP032
+
+
+def a_set_of_numbers(x: Tensor, y: Tensor) -> Any:
+    return x * len({int((x > 0).sum()), 3, 5})
+
+
+def a_set_made_of_numbers(x: Tensor, y: Tensor) -> Any:
+    n = int((x > 0).sum())
+    return x * len({i * n for i in range(3)})
+
+
+def a_dict_by_numbers(x: Tensor, y: Tensor) -> Any:
+    return x * sum({int((x > 0).sum()): 1.0, 3: 2.0}.values())
+
+
+def a_dict_made_by_numbers(x: Tensor, y: Tensor) -> Any:
+    return x * len(dict([(int((x > 0).sum()), 1), (3, 2)])) + len(frozenset([int((y > 0).sum()), 2]))  # noqa: C406
+
+
 REFUSED: list[tuple[Callable[..., Any], str]] = [
     (an_element_of_a_list_is_another_tensor, "changed in place that is a view of another, or not"),
     (an_error_of_its_own, "there is raise in it"),
@@ -231,6 +272,13 @@ REFUSED: list[tuple[Callable[..., Any], str]] = [
     (a_name_that_a_function_inside_reads, "'n'.* that a function inside uses"),
     (a_pattern, "what is matched"),
     (a_power, "to the power of one that data tell"),
+    (the_larger_of_two_is_changed, "changed in place that is a view of another, or not"),
+    (the_length_of_a_text, "text is made of a number"),
+    (the_length_of_another_text, "text is made of a number"),
+    (a_set_of_numbers, "into a set or a dict"),
+    (a_set_made_of_numbers, "into a set or a dict"),
+    (a_dict_by_numbers, "into a set or a dict"),
+    (a_dict_made_by_numbers, "into a set or a dict"),
 ]
 
 

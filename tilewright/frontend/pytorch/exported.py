@@ -17,6 +17,7 @@ from typing import Any, Literal
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
+from torch._export import non_strict_utils
 from torch.utils import _pytree as pytree
 
 from tilewright import errors
@@ -34,6 +35,7 @@ from tilewright.frontend.pytorch.attributes import Snapshot, snapshot
 from tilewright.frontend.pytorch.fx import FxParts, decompositions, make_graph
 from tilewright.frontend.pytorch.higher_order import closure
 from tilewright.frontend.pytorch.mutations import Mutation, make_bodies_functional
+from tilewright.frontend.pytorch.own_operators import one_of
 from tilewright.frontend.pytorch.python.copies import follow_copies
 from tilewright.frontend.pytorch.python.module import (
     asks_for_kinds,
@@ -243,7 +245,7 @@ def _followed(
 
 
 def _exported(module: torch.nn.Module, given: tuple[Any, ...], by_name: dict[str, Any]) -> Followed:
-    with _without_printed_graphs():
+    with _without_printed_graphs(), _one_of_several():
         program = torch.export.export(module, given, by_name, strict=False)
     follow_copies(program.graph_module)
     mutations = make_bodies_functional(program.graph_module)
@@ -290,6 +292,28 @@ def _without_own_warnings() -> Iterator[None]:
         warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
         warnings.filterwarnings("ignore", message=".*assigned during export", category=UserWarning)
         yield
+
+
+@contextmanager
+def _one_of_several() -> Iterator[None]:
+    """While it exports, PyTorch puts its own functions, which give new tensors, in the place of Python's max and min.
+    Theirs is one of the tensors they are given: a change of it would be forgotten."""
+    theirs = getattr(non_strict_utils, "_tensor_min_max", None)
+    if theirs is None:
+        yield
+        return
+
+    def extreme(*args: Any, **named: Any) -> Any:
+        found = theirs(*args, **named)
+        tensors = [x for x in args if isinstance(x, torch.Tensor)]
+        is_new = isinstance(found, torch.Tensor) and not any(found is x for x in tensors)
+        return one_of(found, tensors) if is_new else found
+
+    non_strict_utils._tensor_min_max = extreme
+    try:
+        yield
+    finally:
+        non_strict_utils._tensor_min_max = theirs
 
 
 @contextmanager

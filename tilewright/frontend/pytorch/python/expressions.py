@@ -17,12 +17,14 @@ from tilewright.frontend.pytorch.python.values import (
     Unbound,
     Values,
     flag,
+    hashed,
     is_data,
     is_number,
     is_numeral,
     kind_of_number,
     made_of,
     numeral,
+    spelled,
 )
 
 _ARITHMETIC = {
@@ -147,7 +149,18 @@ class Expressions:
                 return numeral(value == known) if value.dtype is torch.bool else False
         return one is other
 
+    def key(self, value: Any) -> Any:
+        return hashed(value)
+
+    def keys(self, values: Any) -> list[Any]:
+        return [hashed(value) for value in values]
+
+    def written(self, value: Any) -> Any:
+        return spelled(value)
+
     def combined(self, kind: str, *operands: Any) -> Any:
+        if kind == "Mod" and isinstance(operands[0], str | bytes):
+            spelled(operands[1])
         if kind == "Pow" and is_data(operands[1]) and all(map(_is_whole, operands)):
             raise UnsupportedError(
                 "a whole number to the power of one that data tell is whole or not as that has it: write 2.0 ** n, or "

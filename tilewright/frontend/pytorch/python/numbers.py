@@ -5,18 +5,27 @@ from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from tilewright.errors import UnsupportedError
 from tilewright.frontend.pytorch.own_operators import one_of
 from tilewright.frontend.pytorch.python.elements import looked_up
 from tilewright.frontend.pytorch.python.selections import Selection
-from tilewright.frontend.pytorch.python.values import flag, is_data, is_numeral, made_of, number_like, numeral
+from tilewright.frontend.pytorch.python.values import (
+    flag,
+    hashed,
+    is_data,
+    is_numeral,
+    made_of,
+    number_like,
+    numeral,
+    spelled,
+)
 
 # Functions and methods whose whole numbers say how many elements there are.
 _OF_SIZES = {
@@ -35,6 +44,22 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda truth, *args, **named: None if is_data(truth) else function(truth, *args, **named)
 
 
+def _of_plain(check: Callable[[Any], Any], function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """A function that only plain values may be given."""
+    check((args, named))
+    return function(*args, **named)
+
+
+def _of_elements(kind: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """A set of elements, or a dict of pairs or of another one."""
+    if not args or isinstance(args[0], Mapping):
+        return kind(*args, **named)
+    found = list(args[0])
+    for each in found:
+        hashed(each[0] if kind in (dict, OrderedDict) else each)
+    return kind(found, *args[1:], **named)
+
+
 class TracedNumbers:
     """What is called of Python and PyTorch for a number, a truth or a size."""
 
@@ -49,6 +74,8 @@ class TracedNumbers:
             torch.equal: self._equal, torch.allclose: self._close, torch.is_nonzero: self._truth,
             torch.nonzero: self._places, torch._check: _checked(torch._check),
             torch._check_is_size: _checked(torch._check_is_size),
+            **{kind: partial(_of_plain, spelled, kind) for kind in (str, repr, ascii, format)},
+            **{kind: partial(_of_elements, kind) for kind in (set, frozenset, Counter, dict, OrderedDict)},
         }  # fmt: skip
 
     def called(self, function: Any) -> Any:
@@ -73,7 +100,11 @@ class TracedNumbers:
         if isinstance(of, dict) and name == "get":
             return lambda key, default=None: looked_up(of, key, default) if is_data(key) else of.get(key, default)
         if isinstance(of, dict | set) and name in _BY_HASH:
-            return lambda *args: self._by_hash(function, *args)
+            return lambda *args: function(*map(hashed, args[:1]), *args[1:])
+        if isinstance(of, str) and name == "format":
+            return partial(_of_plain, spelled, function)
+        if name == "fromkeys" and isinstance(of, type) and issubclass(of, dict):
+            return lambda keys, *value: function(map(hashed, keys), *value)
         if callable(function) and function is getattr(math, name, None):
             return lambda *args: self._mathematical(function, *args)
         if name in _OF_SIZES and (isinstance(of, torch.Tensor | Selection) or getattr(torch, name, None) is function):
@@ -92,13 +123,6 @@ class TracedNumbers:
         if kept is None:
             kept = self._sizes[id(value)] = (value, value.item())
         return kept[1]
-
-    def _by_hash(self, function: Any, *args: Any) -> Any:
-        if args and is_data(args[0]) and is_numeral(args[0]):
-            raise UnsupportedError(
-                "a number that data tell is put into a set or a dict, or looked for in one; use a list"
-            )
-        return function(*args)
 
     # of one value
 

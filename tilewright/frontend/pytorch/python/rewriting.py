@@ -86,6 +86,11 @@ def _unbinding(value: ast.expr) -> ast.expr:
     return value
 
 
+# What is called to tell a person something, and what makes text of a value.
+_TELLING = ("print", "debug", "info", "warning", "warning_once", "error", "exception", "critical", "log", "warn")
+_TEXTS = ("str", "repr", "ascii", "format")
+
+
 def _is_none(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
 
@@ -94,6 +99,7 @@ class _Rewriter(ast.NodeTransformer):
     def __init__(self, file: str, names: set[str]) -> None:
         self._file, self._names = file, names
         self._count = 0
+        self._only_told = False  # what is written here goes to a person, or with an error
         self._inner: dict[str, set[str]] = {}  # functions inside, and the names that they use
 
     def definition(self, node: ast.FunctionDef) -> ast.FunctionDef:
@@ -388,6 +394,48 @@ class _Rewriter(ast.NodeTransformer):
             return node
         return ast.copy_location(self._call("combined", ast.Constant(type(node.op).__name__), operand), node)
 
+    def visit_FormattedValue(self, node: ast.FormattedValue) -> Any:
+        made = self.generic_visit(node)
+        if not self._only_told:
+            node.value = ast.copy_location(self._call("written", node.value), node.value)
+        return made
+
+    def _looked_up(self, node: ast.expr) -> ast.expr:
+        """An element of a set or a key of a dict, which are told apart by their values."""
+        if isinstance(node, ast.Starred):
+            node.value = self._call("keys", self.visit(node.value))
+            return node
+        return ast.copy_location(self._call("key", self.visit(node)), node)
+
+    def visit_Set(self, node: ast.Set) -> Any:
+        node.elts = [self._looked_up(each) for each in node.elts]
+        return node
+
+    def visit_Dict(self, node: ast.Dict) -> Any:
+        node.keys = [key if key is None else self._looked_up(key) for key in node.keys]
+        node.values = [self.visit(value) for value in node.values]
+        return node
+
+    def visit_SetComp(self, node: ast.SetComp) -> Any:
+        self.generic_visit(node)
+        node.elt = self._call("key", node.elt)
+        return node
+
+    def visit_DictComp(self, node: ast.DictComp) -> Any:
+        self.generic_visit(node)
+        node.key = self._call("key", node.key)
+        return node
+
+    def visit_Raise(self, node: ast.Raise) -> Any:
+        return self._told(node)
+
+    def _told(self, node: ast.AST) -> Any:
+        """Numbers that data tell may be in its text: nothing is computed of that."""
+        before, self._only_told = self._only_told, True
+        made = self.generic_visit(node)
+        self._only_told = before
+        return made
+
     def visit_IfExp(self, node: ast.IfExp) -> Any:
         sides = [node.body, node.orelse]
         read = self._held(self._read(sides) if any(map(may_change, sides)) else ())
@@ -425,9 +473,10 @@ class _Rewriter(ast.NodeTransformer):
             call = self._call("change", owner, key, ast.Constant(changed), *args)
             call.keywords = [self.visit(k) for k in node.keywords]  # type: ignore[attr-defined]
             return ast.copy_location(call, node)
-        is_own = isinstance(node.func, ast.Name) and node.func.id in ("super", "locals", "globals", "vars")
-        made = self.generic_visit(node)
-        if is_own:
+        name = node.func.id if isinstance(node.func, ast.Name) else changed
+        is_own = isinstance(node.func, ast.Name) and name in ("super", "locals", "globals", "vars")
+        made = self._told(node) if name in _TELLING else self.generic_visit(node)
+        if is_own or (self._only_told and name in _TEXTS):
             return made
         node.func = ast.copy_location(self._call("called", node.func), node.func)
         return node

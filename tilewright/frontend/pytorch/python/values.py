@@ -105,3 +105,17 @@ def is_same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
         return one is other
     return one is other or bool(type(one) is type(other) and one == other)
+
+
+def hashed(value: Any) -> Any:
+    """A value as an element of a set, or a key of a dict, which only plain values are."""
+    if any(is_data(x) and is_numeral(x) for x in pytree.tree_leaves(value)):
+        raise UnsupportedError("a number that data tell is put into a set or a dict, or looked for in one; use a list")
+    return value
+
+
+def spelled(value: Any) -> Any:
+    """A value that text is made of."""
+    if any(map(is_data, pytree.tree_leaves(value))):
+        raise UnsupportedError("text is made of a number or a tensor that only data tell; leave it out, or print it")
+    return value
