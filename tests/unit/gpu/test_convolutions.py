@@ -12,7 +12,7 @@ import torch
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from tests.gpu_launch import source_of
-from tests.gpu_stages import on_emulator, on_loops
+from tests.gpu_stages import no_plan_fails, on_emulator, on_loops
 from tilewright.backend.gpu.threads import window_plan
 from tilewright.compiler.pipeline import Artifact, build
 from tilewright.frontend.onnx.model import load
@@ -178,6 +178,18 @@ def test_kernels_compile_without_spills(architecture: str, target: str) -> None:
         for kernel in products(compiled(name, target)):
             (resources,) = nvrtc.compile_to_cubin(source_of(kernel), architecture).resources.values()
             assert resources.spill_bytes == resources.stack_bytes == 0 and resources.registers <= 255
+
+
+def test_packets_that_a_window_moves_by_single_places_are_not_copied_as_they_lie() -> None:
+    """Rows of 34 places, of which products take 32 from every third place on: no packet of them begins with one."""
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT16, (4, 64, 34, 34))
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT16, (4, 128, 32, 32))
+    weight = helper.make_tensor_value_info("w", TensorProto.FLOAT16, (128, 64, 3, 3))
+    graph = helper.make_graph([helper.make_node("Conv", ["x", "w"], ["y"])], "valid", [given, weight], [result])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    for name in ("h200", "a100"):
+        with no_plan_fails():
+            build(load(made, {}), machine(name), Options(target=name, stop_after="loops"))
 
 
 def test_sides_of_odd_images_are_cut_evenly() -> None:

@@ -257,3 +257,25 @@ def test_one_thread_takes_a_short_sum() -> None:
     model.graph.initializer.append(numpy_helper.from_array(np.array([1]), "axes"))
     plan = build(load(model), machine("h200"), Options(target="cuda", stop_after="plan")).plan
     assert plan is not None and [leaf.options(ThreadForm).split for leaf in plan.kernels[0].leaves] == [1]
+
+
+@pytest.mark.parametrize(("shape", "perm", "last"), [
+    ((2048, 4096), (1, 0), ["o0", "o1"]), ((64, 96, 128), (2, 1, 0), ["o1", "o0", "o2"]),
+    ((64, 96, 128), (0, 2, 1), ["o0", "o1", "o2"]), ((96, 64, 128), (1, 0, 2), ["o0", "o1", "o2"]),
+])  # fmt: skip
+def test_lines_are_stored_whole(shape: tuple[int, ...], perm: tuple[int, ...], last: list[str]) -> None:
+    """Where reads and stores lie across each other; what is read beside each other comes before that."""
+    nodes = [("Transpose", ["x"], "t", {"perm": perm}), ("Relu", ["t"], "y", {})]
+    model = graph(nodes, [("x", shape)], [("y", tuple(shape[p] for p in perm))], dict.fromkeys("xty", FLOAT))
+    plan = build(load(model), machine("h200"), Options(target="h200", stop_after="plan")).plan
+    assert plan is not None
+    assert [list(leaf.order) for leaf in plan.kernels[0].leaves] == [last]
+
+
+def test_a_map_of_gigabytes_moves_one_packet_a_thread() -> None:
+    """Blocks then follow each other through memory; of what a cache holds they may take more."""
+    options = Options(target="h200", stop_after="loops")
+    artifact = build(load(chain((1 << 20, 1024), FLOAT)), machine("h200"), options)
+    assert artifact.plan is not None
+    (kernel,) = artifact.plan.kernels
+    assert (1 << 30) // kernel.tiles == 256 * 4

@@ -51,6 +51,16 @@ def test_sums_are_the_same(shape: tuple[int, ...], axis: int, reverse: int, excl
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("shape", "axis", "within"), [((6, 40, 5), 1, (6, 5, 8, 5)), ((40, 6), 0, (5, 8, 6)),
+                                                       ((6, 40), 1, (6, 5, 8)), ((6, 37), 1, (6, 6, 7))])  # fmt: skip
+def test_blocks_lie_as_what_is_summed(shape: tuple[int, ...], axis: int, within: tuple[int, ...]) -> None:
+    """In parts that leave no rest where there are any near, and what a block adds up to is not summed once more."""
+    made = in_blocks(summed(shape, axis))
+    (inside,) = [t for t in made.tensors() if t.name.endswith("inside")]
+    (parts,) = [c for c in made.computes if c.outputs[0].name.endswith("blocks")]
+    assert inside.shape == within and isinstance(parts, Map)
+
+
 @pytest.mark.parametrize("spoilt", [np.nan, np.inf])
 def test_no_step_knows_of_a_later_one(spoilt: float) -> None:
     x = np.ones((40, 2), np.float32)

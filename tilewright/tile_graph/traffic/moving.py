@@ -30,7 +30,7 @@ def transactions(tensor: Tensor, box: Box, context: NestContext, elements: Size 
         return width
     size = (box_elements(box) if elements is None else elements) * tensor.dtype.bytes
     run = np.maximum(_run(tensor, box, context)[0], 1) * tensor.dtype.bytes
-    return size * (-(-run // width) * width) / run
+    return size * 1.0 * (-(-run // width) * width) / run  # 64 bits do not count gigabytes by gigabytes
 
 
 def _run(tensor: Tensor, box: Box, context: NestContext) -> tuple[Size, Size]:
@@ -66,7 +66,7 @@ def accessed(nest: Nest, tensor: Tensor, box: Box, context: NestContext) -> Size
             count = count * sizes.get(axis, 1)
         along = runs[innermost]
         run = np.maximum(sizes.get(along, 1) if along is not None else 1, 1) * tensor.dtype.bytes
-        moved = count * (-(-run // width) * width) / run
+        moved = count * 1.0 * (-(-run // width) * width) / run
         total = np.maximum(total, moved) if tensor in nest.alternatives else total + moved
     return total
 
