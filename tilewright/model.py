@@ -23,6 +23,7 @@ from tilewright.calls.arguments import (
     check_output,
     convert,
     count_inputs,
+    on_host,
     random_arrays,
 )
 from tilewright.calls.background import Background
@@ -235,11 +236,12 @@ class Model(NotPickled):
         save(kept if from_elsewhere else self.artifact, Path(folder), self._options, texts)  # type: ignore[arg-type]
 
     def profile(self, /, *args: Any, repeat: int = 20, **named: Any) -> Profile:
-        """Time each kernel call: the median over `repeat` runs. Without inputs, on random ones."""
+        """Time each kernel call: the median over `repeat` runs. Without inputs, on random ones; inputs that lie on a
+        device are copied from it first."""
         if not isinstance(repeat, int) or repeat < 1:
             raise OptionError(f"repeat cannot be {repeat!r}: it is a whole number, 1 or more")
         arrays = self._bind(args, named) if args or named else list(self.random_inputs().values())
-        ready = self._ready(arrays)
+        ready = self._ready(list(map(on_host, arrays)))
         outputs = self._new_outputs()
         self._checked_runner()
         kept = self._artifact

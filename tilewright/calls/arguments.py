@@ -17,6 +17,8 @@ from tilewright.errors import InputError, ModelError, OptionError, ToolError, pr
 Array = NDArray[Any]
 Shapes = Mapping[str, int | Sequence[int]]
 
+_DLPACK_CPU = 1  # kDLCPU
+
 
 @dataclass(frozen=True)
 class Port:
@@ -99,6 +101,16 @@ def as_array(value: Any, name: str) -> Array:
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
             reason = str(error).strip().partition("\n")[0]
     raise InputError(f"input {name!r}, a {type(value).__name__}, cannot be read as an array: {reason}")
+
+
+def on_host(value: Any) -> Any:
+    """What lies on a device copied from it, as its library does that; anything else as it is."""
+    device = getattr(value, "__dlpack_device__", None)
+    if device is None or device()[0] == _DLPACK_CPU:
+        return value
+    copies = (getattr(value, name, None) for name in ("cpu", "get", "numpy"))  # of PyTorch, CuPy, our own arrays
+    copy = next(filter(callable, copies), None)
+    return value if copy is None else copy()
 
 
 def count_inputs(names: Sequence[str]) -> str:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import gc
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.gpu_stages import graph
+from tilewright import Options
+from tilewright import compile as compile_model
 from tilewright.errors import InputError
 from tilewright.runtime import dlpack
 from tilewright.runtime.device_arrays import Libraries, check_disjoint, checked, expected, stream_handle
@@ -116,3 +120,25 @@ def test_streams_by_any_name() -> None:
     assert stream_handle(SimpleNamespace(__cuda_stream__=lambda: (0, 8))) == 8
     with pytest.raises(InputError, match="stream must be a CUDA stream or its handle, not a str"):
         stream_handle("default")
+
+
+class OnDevice:
+    """As PyTorch's tensors are on a GPU: NumPy cannot read it, and a copy in the host's memory can be had."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0  # kDLCUDA
+
+    def __dlpack__(self, **_: object) -> object:
+        raise BufferError("it lies on a GPU")
+
+    def cpu(self) -> np.ndarray:
+        return self._array
+
+
+def test_a_model_is_profiled_with_arrays_on_a_device(tmp_path: Path) -> None:
+    model = compile_model(graph([("Relu", ["x"], "y", {})], [("x", (3, 5))], [("y", (3, 5))]),
+                          options=Options(target="cuda-emulated", cache_dir=tmp_path))  # fmt: skip
+    assert model.profile(OnDevice(np.ones((3, 5), np.float32)), repeat=1).calls

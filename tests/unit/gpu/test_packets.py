@@ -22,6 +22,7 @@ from tilewright.lower.program import lower_program
 from tilewright.options import Options
 from tilewright.target import machine
 from tilewright.tile_graph.check.kernels import check_plan
+from tilewright.tile_graph.plan.form import Tile
 from tilewright.tile_graph.plan.leaf_form import ThreadForm
 from tilewright.tile_graph.plan.text import plan_text
 
@@ -279,3 +280,14 @@ def test_a_map_of_gigabytes_moves_one_packet_a_thread() -> None:
     assert artifact.plan is not None
     (kernel,) = artifact.plan.kernels
     assert (1 << 30) // kernel.tiles == 256 * 4
+
+
+def test_threads_share_what_a_step_of_a_stream_has() -> None:
+    """Long rows that are walked in blocks of some columns: 256 threads a row would wait for each other at each."""
+    from tests.gpu_stages import attention
+
+    plan = build(load(attention(16384, 32, 8)), machine("h200"), Options(target="h200", stop_after="plan")).plan
+    assert plan is not None
+    streamed = [t for k in plan.kernels for t in k.walk() if isinstance(t, Tile) and "s" in [a.name for a in t.axes]]
+    sums = [leaf for tile in streamed for leaf in tile.leaves if leaf.core.endswith(("max", "sum"))]
+    assert sums and max(leaf.options(ThreadForm).split for leaf in sums) <= machine("h200").warp

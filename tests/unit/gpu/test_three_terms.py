@@ -263,3 +263,12 @@ def test_large_products_begin_anew_in_groups() -> None:
     narrow = build(load(product(4096, 4096, 4096, "b", FLOAT), {}), machine("h200"), replace(options, precision="tf32"))
     assert narrow.plan is not None
     assert all(x.form.anew == 0 for k in narrow.plan.kernels for x in k.leaves if isinstance(x.form, FragmentForm))
+
+
+def test_wide_sums_that_begin_anew_soon_leave_registers_for_addresses() -> None:
+    model = product(4096, 256, 768, "", FLOAT)
+    artifact = build(load(model, {}), machine("h200"), Options(target="h200", stop_after="loops"))
+    assert artifact.loops is not None and any("wgmma_tf32" in source_of(k) for k in artifact.loops.kernels)
+    for kernel in artifact.loops.kernels:
+        (resources,) = nvrtc.compile_to_cubin(source_of(kernel), "sm_90a").resources.values()
+        assert resources.spill_bytes == resources.stack_bytes == 0

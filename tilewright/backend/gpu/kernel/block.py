@@ -19,6 +19,7 @@ from tilewright.backend.gpu.stream.plan import finished_stream, in_registers, pl
 from tilewright.backend.gpu.threads.plan import (
     MOST_THREADS,
     finished,
+    of_part,
     plan_threads,
     reduction_order,
     shares_sum,
@@ -98,6 +99,8 @@ def finished_leaves(
             continue
         box = part.boxes[nest]
         limits = part.limits.get(nest, {})
+        if limits:
+            leaf = of_part(leaf, nest, limits, context.target.warp)
         plain = fitted(finished(leaf, nest, box, limits), nest, box, limits, part.steps, MOST_THREADS)
         done.append(plain)
     if fragments:

@@ -23,6 +23,7 @@ from tilewright.backend.gpu.threads.plan import (
     finished,
     fit_register,
     nest_factors,
+    of_part,
     outputs_at_once,
     reused,
     shares_sum,
@@ -73,6 +74,8 @@ def choose_gpu_tile(
     )
     limits = stream.reduce_boxes(var(Axis("block", stream.extent)), block) if stream else {}
     boxes = propagate(nests, box, limits)
+    plans = [of_part(p, n, limits[n], target.warp) if n in limits and p.instruction is None else p
+             for n, p in zip(nests, plans, strict=True)]  # fmt: skip
     trips = dict.fromkeys((*stream.wide, *stream.reducers), -(-stream.extent // block)) if stream else {}
     tiles = np.ones(len(candidates), dtype=np.int64)
     for axis in root.axes:
@@ -390,6 +393,8 @@ def _traffic(
             slices = boxes_of_reads(nest, boxes[nest], limits.get(nest, {}), tensor)
             if 1 < len(slices) <= _FEW_SLICES:
                 moved = np.minimum(moved, sum(transactions(tensor, part, context) for part in slices))
+            if nest.monoid is None:  # of rows that are numbered otherwise, boxes span far more than is read
+                moved = np.minimum(moved, accessed(nest, tensor, boxes[nest], context))
             moved = moved * trips.get(nest, 1)
             if tensor in nest.tables:
                 moved = np.minimum(moved, looked_up(nest, tensor, box_elements(boxes[nest]), context))

@@ -207,6 +207,15 @@ def _of_warps(split: int, length: int, warp: int) -> int:
     return split
 
 
+def of_part(plan: Leaf, nest: Nest, reduce_box: Mapping[Axis, Range], warp: int) -> Leaf:
+    """The leaf where a part of its reduction is walked at a time: as many threads share it as that has work for."""
+    split = plan.options(ThreadForm).split
+    length = prod(int(reduce_box[a].size) if a in reduce_box else extent_of(a.extent) for a in nest.reduce_axes)
+    while split > max(1, length) or (split > warp and length < split * _LONG_SHARE):
+        split //= 2
+    return plan if split == plan.options(ThreadForm).split else plan.with_options(ThreadForm, split=split)
+
+
 def fit_register(plan: Leaf, nest: Nest, sizes: Mapping[Axis, Size]) -> dict[Axis, Size]:
     """The register tile on a box of these sizes (numbers or arrays): halved while too few threads would have work."""
     tile: dict[Axis, Size] = {nest.named(a): np.minimum(n, sizes[nest.named(a)]) for a, n in plan.register}
