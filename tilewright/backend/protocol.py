@@ -54,6 +54,10 @@ class Choice:
     unhindered: float = 0.0  # seconds if every tile fitted and intermediates moved in no time; 0: not known
     busy: float = 0.0  # seconds that would be left if nothing waited; 0: not known
 
+    def __post_init__(self) -> None:
+        if not self.seconds >= 0:  # a number that has overflowed would be preferred to all others
+            raise InternalError(f"a tile is predicted to take {self.seconds} s")
+
 
 @dataclass(frozen=True)
 class StepKernel:

@@ -33,7 +33,7 @@ _LEAST_PRODUCT = 512  # elements of the sum of a product on tensor cores
 _STEP = 64  # a part is whole steps of the sum
 _TILES = (128 * 128, 64 * 128, 32 * 64)  # results of a product that a unit may compute at once
 _MOST_PARTS = 8  # of a product: more of them cost more to combine than they gain
-_LONGEST_SUM = 1 << 18  # elements: the sum is then so much larger than each that rounding loses digits of these
+_LONGEST_SUM = 1 << 14  # numbers that one register adds: the sum is then so much larger that each loses digits
 _WORTH = 0.9  # of the time as it stands: less gain is within the model's error
 
 
@@ -130,7 +130,7 @@ def _best(reduce: Reduce, around: _Around, target: Target, predict: Predict) -> 
         return None
     feeding = _feeding(reduce, around)
     few = (_FEW_BEHIND_SUMS if feeding else _FEW_RESULTS) * target.units
-    needed = -(-length // _LONGEST_SUM) if _rounds(reduce.monoid) else 1
+    needed = -(-length // (_LONGEST_SUM * _registers(target))) if _rounds(reduce.monoid) else 1
     if needed == 1 and (target.units < 2 or results >= few):
         return None
     best, limit = None, _WORTH * predict(alone((*feeding, reduce), program)) if needed == 1 else inf
@@ -142,6 +142,11 @@ def _best(reduce: Reduce, around: _Around, target: Target, predict: Predict) -> 
             if seconds < limit:
                 best, limit = split, seconds
     return best
+
+
+def _registers(target: Target) -> int:
+    """That a unit sums one long reduction up in, at least."""
+    return target.warp * target.schedulers if target.lanes_are_threads else target.lanes(4)
 
 
 def _rounds(monoid: Monoid) -> bool:
