@@ -171,6 +171,9 @@ def by_dynamo(backend: Any, module: nn.Module, _: Any) -> Any:
     return torch.compile(module, backend=backend)
 
 
+BY_PYTORCH = partial(by_dynamo, "eager")
+_FAULTS = ("wrong", "broken")
+
 WAYS: dict[bool, dict[str, Callable[[nn.Module, Any], Any]]] = {
     False: {
         "compile": lambda module, args: compile_module(module, args, interpreted),
@@ -206,13 +209,16 @@ def main() -> int:
                 text = text or (idioms(seed) if given.idioms else statements(seed, given.aliases))
                 with torch.no_grad():
                     verdict, why = judge(text, seed, compiled)
+                    if verdict in _FAULTS and way != "compile" and judge(text, seed, BY_PYTORCH)[0] in _FAULTS:
+                        verdict = "wrong by PyTorch's own backend too"
                 found[verdict] += 1
                 if why:
                     print(f"{seed}: {verdict}: {why}", flush=True)
             kind = "machine code" if is_native else "the interpreter"
-            told = ", ".join(f"{found[v]} {v}" for v in ("right", "refused", "wrong", "broken"))
+            always = ("right", "refused", *_FAULTS)
+            told = ", ".join(f"{found[v]} {v}" for v in (*always, *sorted(found.keys() - {*always})))
             print(f"{way} by {kind}: {told}", flush=True)
-            failures += found["wrong"] + found["broken"]
+            failures += sum(found[v] for v in _FAULTS)
     return 1 if failures else 0
 
 

@@ -291,3 +291,14 @@ def test_threads_share_what_a_step_of_a_stream_has() -> None:
     streamed = [t for k in plan.kernels for t in k.walk() if isinstance(t, Tile) and "s" in [a.name for a in t.axes]]
     sums = [leaf for tile in streamed for leaf in tile.leaves if leaf.core.endswith(("max", "sum"))]
     assert sums and max(leaf.options(ThreadForm).split for leaf in sums) <= machine("h200").warp
+
+
+def test_rows_that_are_numbered_anew_are_moved_whole() -> None:
+    """Boxes of such rows that do not begin and end with an outer one span many more of them than are read."""
+    nodes = [("Transpose", ["x"], "t", {"perm": [1, 0, 2, 3]}), ("Reshape", ["t", "rows"], "r", {}),
+             ("Relu", ["r"], "y", {})]  # fmt: skip
+    model = graph(nodes, [("x", (256, 8, 512, 256))], [("y", (1 << 20, 256))], dict.fromkeys("xtry", FLOAT))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1 << 20, 256]), "rows"))
+    plan = build(load(model), machine("h200"), Options(target="h200", stop_after="plan")).plan
+    assert plan is not None
+    assert "o1" not in dict(plan.kernels[0].cut)
