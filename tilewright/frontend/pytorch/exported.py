@@ -18,6 +18,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 from torch._export import non_strict_utils
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from tilewright import errors
@@ -43,7 +44,7 @@ from tilewright.frontend.pytorch.python.module import (
     loops_over_elements,
     rewritten_control,
 )
-from tilewright.frontend.pytorch.python.values import CODE_ERRORS
+from tilewright.frontend.pytorch.python.values import CODE_ERRORS, NO_TEXT
 from tilewright.frontend.pytorch.tensors import constant_of
 from tilewright.ir.forms.graph import Graph
 
@@ -134,9 +135,15 @@ def export(
     refusal: TilewrightError | None = None
     # where this would not see that something is not followed, the source comes first
     is_misled = catches_errors(module) or asks_for_kinds(module)
+
+    def as_it_is() -> Exported:
+        with _texts_refused():
+            program = _program(module, followed, given, by_name)
+        return _read(followed, *program, origins, name)
+
     if not is_misled:
         try:
-            return _read(followed, *_program(module, followed, given, by_name), origins, name)
+            return as_it_is()
         except (_FollowError, UnsupportedError) as error:
             refusal = error
     # control that tensors decide is written anew where there is source
@@ -151,7 +158,7 @@ def export(
         if not calls.rolled:
             break
     if is_misled and isinstance(refusal, _FollowError) and not calls.is_caught:
-        return _read(followed, *_program(module, followed, given, by_name), origins, name)
+        return as_it_is()
     assert refusal is not None
     raise refusal from None
 
@@ -211,15 +218,15 @@ def _why_not_followed(error: BaseException, name: str) -> str:
 
 def _place_of(error: BaseException) -> str | None:
     """The last line of the user's own source that an error came through."""
+    own = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(f.filename)]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else None
+
+
+def _is_users(file: str) -> bool:
     ours, theirs, symbols, python = (Path(m.__file__).parent for m in (errors, torch, sympy, os))  # type: ignore[arg-type]
     packages = str(theirs.parent)  # which lie inside Python's own folder
-    own = None
-    for frame in traceback.extract_tb(error.__traceback__):
-        file = frame.filename
-        is_python = file.startswith((str(python), "<frozen", "<eval_with_key>")) and not file.startswith(packages)
-        if not is_python and not file.startswith((str(ours), str(theirs), str(symbols))):
-            own = f"{file}:{frame.lineno}"
-    return own
+    is_python = file.startswith((str(python), "<frozen", "<eval_with_key>")) and not file.startswith(packages)
+    return not is_python and not file.startswith((str(ours), str(theirs), str(symbols)))
 
 
 def _followed(
@@ -292,6 +299,30 @@ def _without_own_warnings() -> Iterator[None]:
         warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
         warnings.filterwarnings("ignore", message=".*assigned during export", category=UserWarning)
         yield
+
+
+@contextmanager
+def _texts_refused() -> Iterator[None]:
+    """Meanwhile the user's code makes no text of a number that data tell: it would be the name that PyTorch has for
+    it."""
+    kinds = (torch.SymInt, torch.SymFloat, torch.SymBool)
+    theirs = [kind.__repr__ for kind in kinds]
+
+    def refusing(own: Callable[[Any], str]) -> Callable[[Any], str]:
+        def text(number: Any) -> str:
+            if _is_users(sys._getframe(1).f_code.co_filename) and free_unbacked_symbols(number):
+                raise UnsupportedError(NO_TEXT)
+            return own(number)
+
+        return text
+
+    try:
+        for kind, own in zip(kinds, theirs, strict=True):
+            kind.__repr__ = refusing(own)  # type: ignore[method-assign]
+        yield
+    finally:
+        for kind, own in zip(kinds, theirs, strict=True):
+            kind.__repr__ = own  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from types import FunctionType
 from tilewright.frontend.pytorch.python.exits import is_range
 
 _NUMBERS = ("int", "float", "bool")
-_TEXTS_AND_SETS = ("str", "repr", "ascii", "format", "set", "frozenset", "dict", "hash")
 
 
 def loops_over_elements(kind: type | FunctionType) -> bool:
@@ -36,18 +35,7 @@ def asks_for_kinds(kind: type | FunctionType) -> bool:
         return False
     kinds = [n for name, call in named if name == "isinstance" for a in call.args[1:] for n in ast.walk(a)]
     is_asked = any(isinstance(n, ast.Name) and n.id in _NUMBERS for n in kinds) or any(n == "type" for n, _ in named)
-    is_looked_up = any(name in _TEXTS_AND_SETS and call.args for name, call in named) or any(map(_looks_up, source))
-    return is_asked or is_looked_up or any(isinstance(n, ast.Match) or _is_truth(n) for n in source)
-
-
-def _looks_up(node: ast.AST) -> bool:
-    """Text, a set or a dict that is made of values: of what stands for a number they have not what the number has."""
-    if isinstance(node, ast.Dict):
-        return any(key is not None and not isinstance(key, ast.Constant) for key in node.keys)
-    if isinstance(node, ast.BinOp):
-        return isinstance(node.op, ast.Mod) and isinstance(node.left, ast.Constant) and isinstance(node.left.value, str)
-    is_format = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format"
-    return is_format or isinstance(node, ast.JoinedStr | ast.Set | ast.SetComp | ast.DictComp)
+    return is_asked or any(isinstance(n, ast.Match) or _is_truth(n) for n in source)
 
 
 def _is_truth(node: ast.AST) -> bool:

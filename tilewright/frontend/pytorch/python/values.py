@@ -17,6 +17,7 @@ Step = Callable[..., Any]
 # What a module's own code, or PyTorch's exporter with it, may raise.
 CODE_ERRORS = (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError, AttributeError, LookupError,
                NameError, StopIteration)  # fmt: skip
+NO_TEXT = "text is made of a number or a tensor that only data tell; leave it out, or print it"
 # What says that code cannot be followed, by us or by PyTorch.
 REFUSALS = (UnsupportedError, DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 
@@ -117,5 +118,5 @@ def hashed(value: Any) -> Any:
 def spelled(value: Any) -> Any:
     """A value that text is made of."""
     if any(map(is_data, pytree.tree_leaves(value))):
-        raise UnsupportedError("text is made of a number or a tensor that only data tell; leave it out, or print it")
+        raise UnsupportedError(NO_TEXT)
     return value
