@@ -305,7 +305,7 @@ def _without_own_warnings() -> Iterator[None]:
 def _texts_refused() -> Iterator[None]:
     """Meanwhile the user's code makes no text of a number that data tell: it would be the name that PyTorch has for
     it."""
-    kinds = (torch.SymInt, torch.SymFloat, torch.SymBool)
+    kinds: tuple[Any, ...] = (torch.SymInt, torch.SymFloat, torch.SymBool)
     theirs = [kind.__repr__ for kind in kinds]
 
     def refusing(own: Callable[[Any], str]) -> Callable[[Any], str]:
@@ -318,11 +318,11 @@ def _texts_refused() -> Iterator[None]:
 
     try:
         for kind, own in zip(kinds, theirs, strict=True):
-            kind.__repr__ = refusing(own)  # type: ignore[method-assign]
+            kind.__repr__ = refusing(own)
         yield
     finally:
         for kind, own in zip(kinds, theirs, strict=True):
-            kind.__repr__ = own  # type: ignore[method-assign]
+            kind.__repr__ = own
 
 
 @contextmanager
