@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
@@ -222,6 +223,7 @@ def _place_of(error: BaseException) -> str | None:
     return f"{own[-1].filename}:{own[-1].lineno}" if own else None
 
 
+@cache
 def _is_users(file: str) -> bool:
     ours, theirs, symbols, python = (Path(m.__file__).parent for m in (errors, torch, sympy, os))  # type: ignore[arg-type]
     packages = str(theirs.parent)  # which lie inside Python's own folder
