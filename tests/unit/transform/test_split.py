@@ -110,7 +110,7 @@ def test_what_is_added_last_still_counts(kernel_cache: Path) -> None:
                        {"x": (6, 5, 1 << 20)}, {"y": ()})  # fmt: skip
     x = np.random.default_rng(2).random((6, 5, 1 << 20), dtype=np.float32)
     found = np.asarray(compile_model(squares, options=Options(cache_dir=kernel_cache))(x)[0])
-    np.testing.assert_allclose(found, np.square(x, dtype=np.float64).sum(), rtol=2e-7)
+    np.testing.assert_allclose(found, np.square(x, dtype=np.float64).sum(), rtol=1e-6)  # of any vectors
 
 
 @pytest.mark.parametrize("kind", ["ReduceSum", "ArgMax", "ReduceMax"])
