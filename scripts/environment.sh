@@ -3,7 +3,8 @@
 #     prepare_environment NAME EXTRAS [PACKAGE...]
 #
 # installs Tilewright from the working tree with these extras and packages, once: a stamp remembers what was asked for
-# and the digest of pyproject.toml. Afterwards `python` is the environment's interpreter.
+# and the digest of pyproject.toml. Afterwards `python` is the environment's interpreter, which keeps compiled sources
+# inside .venv.
 
 fail() {
     printf '%s: %s\n' "${0##*/}" "$1" >&2
@@ -33,6 +34,9 @@ prepare_environment() {
     home="$venv/.tilewright-home"
     stamp="$venv/.tilewright-$name"
     python="$venv/bin/python"
+    # Every process would compile PyTorch's sources again, seconds each, where nothing may be written beside them.
+    unset PYTHONDONTWRITEBYTECODE
+    export PYTHONPYCACHEPREFIX="$venv/bytecode"
     if ! has_c_compiler; then
         echo "No C compiler on this machine: the ziglang package brings one."
         packages+=(ziglang)
