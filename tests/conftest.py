@@ -25,7 +25,7 @@ ELSEWHERE = pytest.StashKey[Elsewhere]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run the tests marked slow")
-    rest = "also run the rest of the seeds of random tests, and of sweeps over machines: hours"
+    rest = "also run the rest of the seeds of random tests, and of sweeps: hours"
     parser.addoption("--every-seed", action="store_true", help=rest)
     known = ", ".join(stored_machines("cpu"))
     parser.addoption(
@@ -37,6 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: runs only with --all")
     config.addinivalue_line("markers", "every_seed: runs only with --every-seed, as it is one of very many")
     config.addinivalue_line("markers", "sample(n): without --all only the first of every n of its cases")
+    config.addinivalue_line("markers", "part(n): with --all too only the first of every n; all with --every-seed")
     config.addinivalue_line("markers", "host: is about this computer, whatever --machine says")
     if name := config.getoption("--machine"):
         config.stash[ELSEWHERE] = elsewhere(name)
@@ -69,19 +70,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left: set[pytest.Item] = set()
     if not config.getoption("--every-seed"):
         left.update(item for item in items if item.get_closest_marker("every_seed"))
+        left.update(_beyond_first("part", [item for item in items if item not in left]))
     if not config.getoption("--all"):
         left.update(item for item in items if item.get_closest_marker("slow"))
-        left.update(_beyond_sample([item for item in items if item not in left]))
+        left.update(_beyond_first("sample", [item for item in items if item not in left]))
     if left:
         config.hook.pytest_deselected(items=[item for item in items if item in left])
         items[:] = [item for item in items if item not in left]
 
 
-def _beyond_sample(items: list[pytest.Item]) -> Iterator[pytest.Item]:
-    """Of tests marked `sample(n)` all cases but the first of every n."""
+def _beyond_first(marker: str, items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Of tests with such a mark, of a number n, all cases but the first of every n."""
     seen: Counter[str] = Counter()
     for item in items:
-        if mark := item.get_closest_marker("sample"):
+        if mark := item.get_closest_marker(marker):
             test = item.nodeid.partition("[")[0]
             if seen[test] % mark.args[0]:
                 yield item

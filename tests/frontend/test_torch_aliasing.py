@@ -76,6 +76,7 @@ def one_of_several(x: torch.Tensor) -> Any:
     return y, y[0], first, second[0], x.max(0).values.unsqueeze(0)
 
 
+@pytest.mark.sample(3)
 @WAYS
 @pytest.mark.parametrize("function", [views, pytest.param(changed, marks=pytest.mark.slow), written, one_of_several])
 def test_results_share_memory_as_in_pytorch(way: Any, function: Any) -> None:
@@ -276,6 +277,7 @@ def test_random_programs(seed: int, way: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.part(5)
 @WAYS
 @pytest.mark.parametrize("seed", range(200))
 def test_many_random_programs(seed: int, way: Any) -> None:

@@ -98,6 +98,7 @@ def test_whole(name: str, kernel_cache: Path) -> None:
     assert fast.compilations == 1 and "1 of 1" in fast.explain()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
 @torch.no_grad()
 def test_through_dynamo(name: str, kernel_cache: Path) -> None:

@@ -262,6 +262,7 @@ EXITS = [leaving_a_loop, asking_plainly, leaving_over_a_list, masked_in_a_loop]
 SLOW_EXITS = [returning_early, returning_from_loops, counted_by_data, bound_in_a_test]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("function", [*EXITS, *(pytest.param(f, marks=pytest.mark.slow) for f in SLOW_EXITS)])
 def test_early_exits_and_plain_questions_are_followed(function: Callable[..., Any]) -> None:
     fast = compiled(function, ramp(4, 3))
@@ -354,6 +355,7 @@ def changed_and_not_read(x: Tensor) -> Any:
     return total
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "function",
     [
@@ -435,6 +437,7 @@ class Steps(torch.nn.Module):
         return torch.stack(found) if self.in_list else rows
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("steps", "in_list", "loops"), [(20, False, 1), (16, False, 0), (20, True, 0)])
 def test_long_ranges_are_loops_of_the_graph(steps: int, in_list: bool, loops: int) -> None:
     """Where Python's own loop can do more than one of the graph, it is followed step by step."""
@@ -461,6 +464,7 @@ class Halted(torch.nn.Module):
         return y, x * n + t
 
 
+@pytest.mark.slow
 def test_a_loop_that_data_may_end_is_followed_once_whatever_its_steps() -> None:
     x = ramp(4, 3)
     few, many = (export(Halted(steps).eval(), (x,), {}).graph for steps in (8, 12))

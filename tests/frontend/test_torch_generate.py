@@ -53,6 +53,7 @@ def written(model: Any, backend: Any, given: Any, count: int = COUNT, **named: A
     return told
 
 
+@pytest.mark.slow
 def test_generate() -> None:
     """By the interpreter, which compiles nothing; machine code is for the tests below."""
     model = build("gpt2", n_layer=1, n_embd=16, n_head=2, vocab_size=20)

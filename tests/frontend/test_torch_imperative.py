@@ -57,6 +57,7 @@ def check(case: Case, way: Any) -> None:
             torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("way", [by_export, by_dynamo])
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in CASES])
 def test_programs(name: str, way: Any) -> None:

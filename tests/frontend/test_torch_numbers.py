@@ -95,6 +95,7 @@ def least_of_neighbours(x: Tensor) -> Any:
     return found[3, 3] * 1, max(x[0, 0], x[1, 1] - 1) * 2
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "function",
     [

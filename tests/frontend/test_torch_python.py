@@ -164,6 +164,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return found
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("function", RIGHT)
 def test_python_between_tensors(function: Callable[..., Any]) -> None:
     fast = compiled(function)
@@ -282,6 +283,7 @@ REFUSED: list[tuple[Callable[..., Any], str]] = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("function", "told"), REFUSED, ids=lambda x: getattr(x, "__name__", ""))
 def test_what_data_would_decide_is_refused(function: Callable[..., Any], told: str) -> None:
     with pytest.raises(TilewrightError, match=rf"test_torch_python\.py:\d+: .*{told}"):

@@ -84,7 +84,7 @@ def random_graph(dtype: np.dtype, seed: int) -> tuple[onnx.ModelProto, list[np.n
     return model, inputs, [values[o] for o in outputs]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 8))])
 def test_random_integer_graphs(dtype: str, seed: int, kernel_cache: Path) -> None:
@@ -110,7 +110,7 @@ def one(dtype: str, nodes: list[onnx.NodeProto], **constants: int) -> onnx.Model
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("target", "schedule"), WAYS)
 @pytest.mark.parametrize("dtype", [
     dtype if np.dtype(dtype).itemsize in (1, 8) else pytest.param(dtype, marks=pytest.mark.slow) for dtype in TYPES

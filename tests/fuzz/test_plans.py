@@ -13,6 +13,7 @@ from onnx import ModelProto
 
 from tests.cpu_stages import CPU, error, evaluated, lowered, model_of, programs, random_inputs
 from tests.fuzz.programs import random_arrays
+from tests.fuzz.seeds import seeds
 from tests.fuzz.test_programs import compare, prepared
 from tilewright.ir.forms.compute import Program
 from tilewright.schedule.planner import make_plan
@@ -56,7 +57,7 @@ MODELS: dict[str, ModelProto] = {
     "move": model_of([("Transpose", ["x"], "y", {"perm": [2, 0, 1]}), ("Tanh", ["y"], "z", {})], {"x": [7, 13, 5]},
                      {"z": [5, 7, 13]}),
 }  # fmt: skip
-SEEDS = 12
+SEEDS, OFTEN = 12, 6
 QUICK = 3
 
 
@@ -72,9 +73,9 @@ def random_plan(program: Program, plan: Plan, rng: np.random.Generator) -> Plan:
 
 def cases() -> list[object]:
     return [
-        pytest.param(name, seed, marks=() if seed < QUICK else pytest.mark.slow, id=f"{name}-{seed}")
+        pytest.param(name, *seed.values, marks=seed.marks, id=f"{name}-{seed.values[0]}")
         for name in MODELS
-        for seed in range(SEEDS)
+        for seed in seeds(SEEDS, OFTEN, range(QUICK))
     ]
 
 
@@ -91,6 +92,7 @@ def test_random_plans_on_loops(name: str, seed: int) -> None:
         assert error(found[output], array) < 1e-5, plan_text(plan)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_random_plans_as_machine_code(name: str, kernel_cache: Path) -> None:
     program = programs(MODELS[name])["layout"]
@@ -102,7 +104,7 @@ def test_random_plans_as_machine_code(name: str, kernel_cache: Path) -> None:
         assert error(found[output], array) < 1e-5, plan_text(plan)
 
 
-@pytest.mark.parametrize("seed", [pytest.param(s, marks=() if s < 6 else pytest.mark.slow) for s in range(60)])
+@pytest.mark.parametrize("seed", seeds(60, 24, range(6)))
 def test_random_plans_of_random_programs(seed: int) -> None:
     program = prepared(seed)
     plan = random_plan(program, make_plan(program, CPU, "connected"), np.random.default_rng([seed, 3]))

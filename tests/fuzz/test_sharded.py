@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.fuzz.programs import random_arrays, random_program
+from tests.fuzz.seeds import seeds
 from tests.fuzz.sharded import axes_to_cut, is_enough, random_sharded, run_ranks, values_of
 from tests.fuzz.test_programs import told
 from tilewright.ir.forms.compute import Map, Reduce, reads
@@ -19,16 +20,12 @@ from tilewright.tile_graph.sharding.check import check_sharded
 from tilewright.tile_graph.sharding.strategies import strategies
 from tilewright.transform.clean.fold import fold_constants
 
-ALL = 200
+ALL, OFTEN = 200, 60
 QUICK = (1, 2, 3, 5, 8, 13, 21, 34)
 MESHES = ((("a", 2),), (("a", 3),), (("a", 2), ("b", 2)), (("a", 2), ("b", 3)))
 
 
-def seeds() -> list[object]:
-    return [pytest.param(s, marks=() if s in QUICK else pytest.mark.slow) for s in range(ALL)]
-
-
-@pytest.mark.parametrize("seed", seeds())
+@pytest.mark.parametrize("seed", seeds(ALL, OFTEN, QUICK))
 def test_cuts_are_those_of_brute_force(seed: int) -> None:
     program = fold_constants(random_program(seed))
     values = values_of(program, seed)
@@ -50,7 +47,7 @@ def test_cuts_are_those_of_brute_force(seed: int) -> None:
                         assert is_enough(compute, axis, mesh, tensor, spread, values)
 
 
-@pytest.mark.parametrize("seed", seeds())
+@pytest.mark.parametrize("seed", seeds(ALL, OFTEN, QUICK))
 def test_shared_out_at_random_gives_the_same(seed: int) -> None:
     program = fold_constants(random_program(seed))
     inputs = random_arrays(program, seed)

@@ -110,7 +110,7 @@ def told(model: ModelProto, target: str, caplog: pytest.LogCaptureFixture) -> No
     assert not [r.getMessage() for r in caplog.records]
 
 
-@pytest.mark.parametrize("seed", seeds(400, 100, QUICK))
+@pytest.mark.parametrize("seed", seeds(400, 40, QUICK))
 def test_random_windows_are_lowered_as_planned(seed: int, caplog: pytest.LogCaptureFixture) -> None:
     names = stored_machines("cpu")
     model = Chain(np.random.default_rng([seed, 21]), is_small=False).model()
@@ -118,7 +118,7 @@ def test_random_windows_are_lowered_as_planned(seed: int, caplog: pytest.LogCapt
         told(model, names[(seed + offset) % len(names)], caplog)
 
 
-@pytest.mark.parametrize("seed", seeds(120, 40, QUICK))
+@pytest.mark.parametrize("seed", seeds(120, 16, QUICK))
 def test_random_windows_give_the_same(seed: int) -> None:
     target = machine(stored_machines("cpu")[seed % 5])
     program = programs(Chain(np.random.default_rng([seed, 22]), is_small=True).model(), target)["layout"]

@@ -88,6 +88,7 @@ def test_one_case_an_operator(there: str, batch: int, kernel_cache: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.part(5)
 @pytest.mark.parametrize("start", range(0, len(cases()), CASES_AT_ONCE))
 @pytest.mark.parametrize("there", MACHINES)
 def test_every_case(there: str, start: int, kernel_cache: Path) -> None:

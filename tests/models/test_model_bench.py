@@ -60,6 +60,7 @@ def test_random_kernels_stand_alone(tmp_path: Path) -> None:
     assert len(spread(cases, 3)) == 3
 
 
+@pytest.mark.slow
 def test_measured_plans(tmp_path: Path, kernel_cache: Path) -> None:
     """Both clocks give every plan a time, and a replay predicts the same plans again."""
     (case, *_) = random_kernels(1, 4, tmp_path, CPU)

@@ -196,6 +196,7 @@ def contractions(program: Program) -> list[Reduce]:
     return [c for c in program.computes if isinstance(c, Reduce) and contracted(c) is not None]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("per_channel", [False, True], ids=["tensor", "channel"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", GRAPHS)
@@ -240,6 +241,7 @@ def test_layers_pass_bytes(name: str, kind: str, quantised) -> None:
     assert all(t.dtype is not dtypes.float32 or t.rank <= 1 for t in program.constants)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "kind", "per_channel"),
     [("block", "u8s8", True), ("mlp", "s8s8", False), ("windows", "u8s8", True)]

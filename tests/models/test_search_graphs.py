@@ -142,6 +142,7 @@ OTHERS = [(1024, 64, 1024, 64), (1000, 96, 333, 40)]
 BETWEEN = [(4096, 64, 8192, 64), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in OTHERS)]
 
 
+@pytest.mark.sample(3)
 @HALF
 @pytest.mark.parametrize("target", [*CPUS, "h200"])
 @pytest.mark.parametrize("root", ROOTS, ids=["layer", "root"])
@@ -228,7 +229,7 @@ SMALL = {
 QUICK = ("largest", "sums", "between")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @HALF
 @pytest.mark.parametrize("target", [*CPUS, "h200"])
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in SMALL])

@@ -63,6 +63,7 @@ def test_measures_onnxruntime(model: Path) -> None:
     assert len(told) == 1 and re.fullmatch(r"onnxruntime: \d+\.\d{3} ms in a first round, ready after .* s", told[0])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("spec", "error"),
     [

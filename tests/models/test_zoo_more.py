@@ -83,7 +83,7 @@ def test_full_models_have_their_published_size(make, parameters: int) -> None:
     assert sum(parameter.numel() for parameter in module.parameters()) == parameters
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("name", "schedule"), COMPILED)
 def test_compiled_model_is_right(name: str, schedule: str, zoo_file, kernel_cache: Path) -> None:
     module, inputs = zoo.build(name, "small")

@@ -130,6 +130,7 @@ def test_one_case_an_operator(batch: int, kernel_cache: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.part(6)
 @pytest.mark.parametrize("name", sorted(cases()))
 def test_every_case(name: str, kernel_cache: Path) -> None:
     case = cases()[name]

@@ -21,6 +21,7 @@ def run(model: object, *inputs: np.ndarray, way: tuple[str, str], cache: Path) -
     return tilewright.compile(model, options=options)(*inputs)[0]  # type: ignore[arg-type]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
 @pytest.mark.parametrize("last", [0, 1])
@@ -99,6 +100,7 @@ def samples() -> np.ndarray:
     return np.concatenate([bits, near.astype(np.float32), np.array(ends, np.float32)])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("target", ["cpu", "cuda-emulated"])
 @pytest.mark.parametrize("op", FUNCTIONS)
 def test_functions_to_the_last_places(op: str, target: str, kernel_cache: Path) -> None:

@@ -48,6 +48,7 @@ def numbers() -> np.ndarray:
     return np.concatenate([wide, short, special, -np.array(special)]).astype(np.float32)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", [d.name for d in dtypes.STORAGE])
 def test_every_code_is_its_number(name: str, way: str, kernel_cache: Path) -> None:
@@ -56,6 +57,7 @@ def test_every_code_is_its_number(name: str, way: str, kernel_cache: Path) -> No
     np.testing.assert_array_equal(run(model, x, way, kernel_cache), x.astype(np.float32))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("saturate", [0, 1])
 @pytest.mark.parametrize("name", FLOATS)
@@ -85,6 +87,7 @@ def test_powers_of_two_are_rounded_as_asked(mode: str, way: str, kernel_cache: P
     np.testing.assert_array_equal(found.view(np.uint8), wanted.view(np.uint8))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", INTEGERS)
 def test_small_integers_quantise_and_come_back(name: str, way: str, kernel_cache: Path) -> None:
@@ -107,6 +110,7 @@ def test_they_move_unchanged(name: str, way: str, kernel_cache: Path) -> None:
     np.testing.assert_array_equal(run(model, x, way, kernel_cache).view(np.uint8), x.T.copy().view(np.uint8))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "int32", "int64", "uint32"])
 def test_floats_out_of_range_become_the_nearest_integers(kind: str, way: str, kernel_cache: Path) -> None:

@@ -84,6 +84,7 @@ def one_kernel(plan: Plan) -> Tile:
     return kernel
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("length", "head"), SIZES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_kernel(kind: str, length: int, head: int) -> None:
@@ -110,7 +111,7 @@ def with_block(plan: Plan, block: int) -> Plan:
     return map_tiles(plan, lambda tile: walked if tile == stream else tile)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("kind", "length", "head"), sampled())
 def test_streamed_and_resident_agree(kind: str, length: int, head: int, kernel_cache: Path) -> None:
     program = programs(make(kind, length, head), N1)["layout"]
@@ -174,6 +175,7 @@ PASSING_ZERO: dict[str, list[Step]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", PASSING_ZERO)
 def test_a_scale_may_come_late(kind: str) -> None:
     """What was summed before there was a scale counts all the same."""

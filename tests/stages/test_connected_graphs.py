@@ -78,6 +78,7 @@ def stored(plan: Plan) -> set[str]:
     return {leaf.tensor for kernel in plan.kernels for leaf in kernel.leaves if leaf.tensor not in kernel.held}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", MACHINES)
 @pytest.mark.parametrize(("rows", "columns"), [(4096, 64), (3001, 80)])
 def test_nine_normalisations_are_one_kernel(name: str, rows: int, columns: int) -> None:
@@ -109,6 +110,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("streaming", ["auto", "always"])
 @pytest.mark.parametrize("case", CASES)
 def test_answers_stay(case: str, streaming: str, kernel_cache: Path) -> None:
@@ -123,6 +125,7 @@ def test_answers_stay(case: str, streaming: str, kernel_cache: Path) -> None:
             assert error(found[name], value) < 1e-5
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("streaming", ["auto", "always"])
 @pytest.mark.parametrize("case", CASES)
 def test_answers_stay_on_a_gpu(case: str, streaming: str, kernel_cache: Path) -> None:

@@ -25,7 +25,7 @@ def exported(request: pytest.FixtureRequest, zoo_file: Callable[..., Path]) -> t
     return zoo_file(request.param), inputs, zoo.reference(module, inputs)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("schedule", ("none", "connected"))
 def test_model(exported: tuple[Path, Any, Any], schedule: str, kernel_cache: Path) -> None:
     path, inputs, reference = exported
@@ -34,6 +34,7 @@ def test_model(exported: tuple[Path, Any, Any], schedule: str, kernel_cache: Pat
     assert zoo.relative_error(on_emulator(artifact, inputs), reference) < 1e-5
 
 
+@pytest.mark.sample(2)
 def test_connecting_makes_fewer_kernels(exported: tuple[Path, Any, Any], kernel_cache: Path) -> None:
     counts = {}
     for schedule in ("none", "connected"):
@@ -43,6 +44,7 @@ def test_connecting_makes_fewer_kernels(exported: tuple[Path, Any, Any], kernel_
     assert counts["connected"] < counts["none"]
 
 
+@pytest.mark.sample(2)
 def test_runs_agree_to_the_bit(exported: tuple[Path, Any, Any], kernel_cache: Path) -> None:
     path, inputs, _ = exported
     artifact = compiled(path, "connected", kernel_cache)

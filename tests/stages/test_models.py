@@ -89,6 +89,7 @@ def test_machine_code(export, name: str, exporter: str, schedule: str, kernel_ca
         assert found[output].shape == array.shape
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_connecting_moves_less(export, name: str) -> None:
     """Fewer kernels, and fewer bytes of intermediates counted from the Loops."""
@@ -105,6 +106,7 @@ def test_unfused_is_one_kernel_a_compute(export, name: str) -> None:
     assert not any(leaf.epilogue or leaf.composed for k in plain.kernels for leaf in k.leaves)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_threads_do_not_change_a_bit(export, name: str, kernel_cache: Path) -> None:
     made = export(name)

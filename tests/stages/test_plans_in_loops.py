@@ -93,6 +93,7 @@ def buffers(kernel: Kernel) -> list[Buffer]:
 cases = pytest.mark.parametrize("case", CASES, ids=" ".join)
 
 
+@pytest.mark.sample(3)
 @cases
 def test_instructions_are_those_of_the_leaves(case: tuple[str, str, str]) -> None:
     every = {**DOTS, **WINDOW_DOTS}

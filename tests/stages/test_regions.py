@@ -143,6 +143,7 @@ def by_loops(artifact: Artifact, given: Mapping[str, np.ndarray]) -> list[np.nda
     return [tensors[t.name].reshape(tuple(map(int, t.shape))) for t in linked.outputs]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
 def test_every_form_gives_the_same(name: str, kernel_cache: Path) -> None:
     model, calls = CASES[name][0](), CASES[name][1]

@@ -126,6 +126,7 @@ def test_windows_over_the_end_read_a_padded_copy() -> None:
     assert not programs(CASES["halved"])["staging"].staged
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("size", "kernel", "pad"), [(14, 3, 1), (14, 5, 2), (15, 5, 2), (33, 7, 3), (9, 2, 1)])
 def test_padding_is_never_the_largest(size: int, kernel: int, pad: int, kernel_cache: Path) -> None:
     """What hangs over the border of an image of negative numbers must not win, copied or checked."""

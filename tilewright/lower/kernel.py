@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from tilewright.errors import InternalError
 from tilewright.ir.analysis.simplify import simplify
 from tilewright.ir.forms import bounds
-from tilewright.ir.forms.expr import Axis, Expr, const, load, lt, minimum, substitute, var
+from tilewright.ir.forms.expr import Axis, Expr, Extent, const, load, lt, minimum, substitute, var
 from tilewright.ir.forms.loops import Buffer, Kernel, Memory, Stmt
 from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.lower.access import Access, Place, global_place
@@ -19,12 +19,13 @@ from tilewright.lower.items import Ahead, GridBarrier, Item, Loop, Together, wor
 from tilewright.lower.live import StreamLoop
 from tilewright.lower.nesting import trip_count
 from tilewright.lower.register_block import BufferNames
+from tilewright.target.instruction_sets import PACKET_BYTES
 from tilewright.tile_graph.algebra.nest import Nest, reduced_below, roots_of
 from tilewright.tile_graph.algebra.parts import between_barriers, boxes_at
 from tilewright.tile_graph.algebra.propagate import Box, Range, extent_of, propagate, whole
 from tilewright.tile_graph.algebra.rolling import RollingWindow, moving_boxes, reads_of
 from tilewright.tile_graph.algebra.streams import Carrier, Work, stream_of
-from tilewright.tile_graph.plan.form import Leaf, Tile, TileAxis, UnitBarrier
+from tilewright.tile_graph.plan.form import PADDED, Leaf, Tile, TileAxis, UnitBarrier
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class KernelLowering:
         self.arguments: list[str] = []
         self.kept: list[Buffer] = []  # buffers of what the kernel holds
         self.held: dict[Tensor, Box] = {}  # the part of each tensor that a Tile holds
+        self.padded: set[Tensor] = set()  # of those, what lies in lines of an odd number of packets
         self.begun: list[dict[Tensor, Box]] = []  # the same in the prologue of each window, before its first step
         self.moved: dict[Tensor, tuple[Tensor, RollingWindow]] = {}  # copies inside a window's buffer
         self.staged: dict[Tensor, tuple[int, Axis]] = {}  # parts of it that are there at a time, and what walks them
@@ -164,6 +166,10 @@ class KernelLowering:
         boxes, limits = self._boxes(ranges)
         for hold in tile.holds:
             nest = self.by_name.get(hold.tensor)
+            if nest is not None and hold.layout == PADDED:
+                self.padded.update(nest.stores)
+                if hold.mode == "carry" and self.carrier is not None:
+                    self.padded.update(self.carrier.kept(nest))
             if nest is not None and hold.mode == "store" and hold.fill is None:
                 self.held.update(dict.fromkeys(nest.stores, boxes[nest]))
         items: list[Item] = []
@@ -407,6 +413,8 @@ class KernelLowering:
                 for begun in self.begun:
                     if tensor in begun:
                         sizes = [max(n, int(r.size)) for n, r in zip(sizes, begun[tensor], strict=True)]
+                if tensor in self.padded:
+                    order = replace(order, gap=_odd_gap(order.storage_shape(tuple(sizes))[-1], tensor))
                 shape = order.storage_shape(tuple(sizes))
                 prefix: tuple[Expr, ...] = ()
                 if tensor in self.staged:
@@ -442,3 +450,9 @@ def _at(box: Box, place: Mapping[Axis, Expr]) -> Box:
 def _parts(around: Range, size: int) -> Expr:
     """How many parts of a size a range has."""
     return simplify((around.count + (size - 1)) // size)
+
+
+def _odd_gap(line: Extent, tensor: Tensor) -> int:
+    """Elements that a line of a tensor wants to have an odd number of packets; lines of broken packets want none."""
+    packet = PACKET_BYTES // tensor.dtype.bytes
+    return packet if isinstance(line, int) and line % (2 * packet) == 0 else 0

@@ -45,6 +45,7 @@ def better(level: MemoryLevel) -> list[MemoryLevel]:
     return [replace(level, capacity=level.capacity * 2), replace(level, capacity=level.capacity * 64), faster]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", MACHINES)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_level_that_grows_or_gets_faster_never_costs(seed: int, name: str) -> None:

@@ -18,6 +18,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_best.nvrtc, "compile_to_cubin", lambda source: SimpleNamespace(code=source.encode()))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", [Case("sum", (64, 1024)), Case("chain", (64, 512)), Case("product", (64, 256, 64))])
 def test_the_chosen_plan_is_first_and_no_other_is_the_same(case: Case) -> None:
     plans = plans_of(case, H200)

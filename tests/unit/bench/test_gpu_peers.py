@@ -45,6 +45,7 @@ def started(folder: Path, runtimes: Mapping[str, Sequence[str]], seconds: float 
     return gpu_peers.Peers(gpu_peers.of_models(runtimes, ("full", 1, "float16"), folder), seconds)
 
 
+@pytest.mark.slow
 def test_what_is_ready_counts(
     script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

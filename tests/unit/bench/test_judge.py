@@ -120,6 +120,7 @@ def test_every_family_is_a_model(number: int) -> None:
     assert name == outside.model(number)[0] and model.graph.node
 
 
+@pytest.mark.slow
 def test_forms_of_a_task_differ_in_one_decision_each() -> None:
     target = machine("neoverse_n1")
     number = next(n for n, family in enumerate(outside.FAMILIES) if family == "norms")

@@ -22,6 +22,7 @@ from tilewright.tile_graph.plan.form import COPIES, Tile
 SMALL = Contraction(1, 256, 256, 1024, True)
 
 
+@pytest.mark.slow
 def test_every_step_of_souffle_launches_no_more(zoo_file: Callable[..., Path]) -> None:
     target = machine("emerald_rapids")
     steps = list(souffle.steps(load(zoo_file("mmoe")), target, Options()))
@@ -91,6 +92,7 @@ def test_command_prints_the_paper_beside_it(tmp_path: Path, capsys: pytest.Captu
         main(["tvm"])
 
 
+@pytest.mark.slow
 def test_control_that_data_decide_is_one_call_across_it(
     capsys: pytest.CaptureFixture[str], kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from tilewright.target import machine
 from tilewright.tile_graph.check.kernels import check_plan
 
 
+@pytest.mark.slow
 def test_plans_of_all_algorithms_are_ranked_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convolutions, "_NEST_PLANS", 4)
     target = machine("neoverse_n1")

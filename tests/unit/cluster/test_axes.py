@@ -46,6 +46,7 @@ def two_layers(rows: int = 512) -> ModelProto:
     return model_of(steps, {"x": (rows, 64)}, {"y": (rows, 64)}, {"w": weights(64, 128), "v": weights(128, 64)})
 
 
+@pytest.mark.slow
 def test_two_axes_look_at_about_as_many_ways_as_one_does(problems: Problems) -> None:
     """A block of a transformer: its products have five ways along one axis, twenty-five along two, and the tables
     between them the squares of these for each way that what goes in and out may lie."""

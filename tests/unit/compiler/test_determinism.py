@@ -93,6 +93,7 @@ def test_zoo_gives_the_same_bytes(tmp_path: Path) -> None:
     assert digests(paths, "1") == digests(paths, "2")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", small_models())
 def test_threads_and_repeats_give_the_same_bits(name: str, kernel_cache: Path) -> None:
     program = programs(small_models()[name])["layout"]

@@ -37,6 +37,7 @@ CASES = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("schedule", ["connected", "none"])
 def test_nothing_is_computed_of_nothing(name: str, schedule: str, kernel_cache: Path) -> None:

@@ -145,6 +145,7 @@ def test_registers_of_a_vector_loop_are_kept() -> None:
     np.testing.assert_array_equal(run(joined), run(kernel))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("columns", [7, 8, 13, 40])
 @pytest.mark.parametrize("function", ["Sigmoid", "Tanh", "Erf", "Exp"])
 def test_a_function_of_a_product(kernel_cache: Path, function: str, columns: int) -> None:

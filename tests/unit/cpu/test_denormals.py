@@ -81,6 +81,7 @@ def small(*shape: int) -> np.ndarray:
     return (SMALLEST * np.random.default_rng(1).uniform(1, 1.99, shape)).astype(np.float32)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("columns", [1, 7, 512])
 def test_flushed_by_all_workers_or_kept_by_all(columns: int, threads: int, kernel_cache: Path) -> None:

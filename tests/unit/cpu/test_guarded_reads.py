@@ -104,6 +104,7 @@ CASES = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["emerald_rapids", "avx2_desktop", "neoverse_n1"])
 @pytest.mark.parametrize("case", CASES)
 def test_every_form_agrees(name: str, case: str) -> None:
@@ -116,6 +117,7 @@ def test_lanes_inside_are_read_at_once(name: str) -> None:
     assert "tw_run_" in text.split("void k", 1)[1]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "name", ["emerald_rapids", "avx2_desktop", pytest.param("neoverse_n1", marks=pytest.mark.slow), "here"]
 )

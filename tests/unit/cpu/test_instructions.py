@@ -170,7 +170,7 @@ SHAPES = [
 ]  # fmt: skip
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @every_instruction
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_odd_matrices(dot: Dot, pair: Pair, shape: tuple[int, int, int], cache: Path) -> None:
@@ -181,7 +181,7 @@ def test_odd_matrices(dot: Dot, pair: Pair, shape: tuple[int, int, int], cache: 
     check(lowered(program, target_of(dot)), dot, pair, cache)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @every_instruction
 @pytest.mark.parametrize("flipped", [pytest.param(False, marks=pytest.mark.slow), True], ids=["columns", "rows"])
 def test_both_operands_computed_at_run_time(dot: Dot, pair: Pair, flipped: bool, cache: Path) -> None:
@@ -189,7 +189,7 @@ def test_both_operands_computed_at_run_time(dot: Dot, pair: Pair, flipped: bool,
     check(lowered(program, target_of(dot)), dot, pair, cache)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @every_instruction
 @pytest.mark.parametrize(
     ("size", "outputs", "window", "stride", "pad"),
@@ -215,7 +215,7 @@ def test_tiles_sum_a_long_reduction_in_parts(name: str, cache: Path) -> None:
     check(made, dot, pair, cache)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @every_instruction
 def test_many_tiles(dot: Dot, pair: Pair, cache: Path) -> None:
     """Tiles at the edge are shorter, and their sizes are only known when they run."""

@@ -104,6 +104,7 @@ def test_few_columns_are_not_worth_a_copy_of_the_rows() -> None:
     assert kernel.leaves[0].instruction == "amx_bf16" and not kernel.leaves[0].options(TileForm).packs
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("shape", [(40, 72, 1024), (70, 50, 1000), (33, 65, 777)], ids=str)
 def test_staged_rows_of_several_passes(shape: tuple[int, int, int], cache: Path) -> None:
     made = planned(matmul(NARROW, PAIR, shape, epilogue=True))

@@ -98,6 +98,7 @@ def test_no_parts(shape: tuple[int, int, int, int], target: str) -> None:
     assert not any(leaf.options(VectorForm).near_rows for leaf in leaves(artifact)) and not part_loops(artifact)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("model", "near"),
     [(layer(1, 1403, 20, 130), 9), (layer(1, 402, 20, 130), 30), (layer(4, 33, 20, 130), 12),

@@ -79,7 +79,7 @@ def sums(made: Lowered) -> list[int]:
     return found
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 def test_every_form_agrees(name: str, kernel_cache: Path) -> None:
     for program in (programs(CASES[name])["layout"], staged(CASES[name])):
@@ -116,6 +116,7 @@ def test_partial_sums_wait_between_passes(kernel_cache: Path) -> None:
     assert error(made.natively(inputs, kernel_cache)["y"], wanted) < 1e-6
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("rows", [2, 4, 5])
 @pytest.mark.parametrize("name", ["neoverse_n1", "emerald_rapids"])
 def test_maps_over_uneven_tiles_run_in_whole_vectors(name: str, rows: int, kernel_cache: Path) -> None:

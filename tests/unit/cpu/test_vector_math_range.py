@@ -36,6 +36,7 @@ def checked(name: str, worst: Worst) -> None:
     assert worst.ulp <= MOST_ULP, f"{name}: {worst}"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_sample_of_the_range(name: str, kernel_cache: Path) -> None:
     count = (1 << (31 if FUNCTIONS[name].parity else 32)) // SAMPLE_STEP // BLOCK * BLOCK
@@ -50,6 +51,7 @@ def test_the_ends_of_the_range(name: str, kernel_cache: Path) -> None:
         checked(name, worst_of(library, first, 2 * BLOCK))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_with_denormals_flushed(name: str, kernel_cache: Path) -> None:
     """As kernels run: the same bound, on arguments and results that are taken as zeros where they are too small."""
@@ -88,6 +90,7 @@ def test_every_argument(name: str, kernel_cache: Path) -> None:
     checked(name, worst_of(built(name, LANES, kernel_cache), 0, count))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [*FUNCTIONS, "pow"])
 def test_any_number_of_lanes_gives_the_same_bits(name: str, kernel_cache: Path) -> None:
     rng = np.random.default_rng(3)

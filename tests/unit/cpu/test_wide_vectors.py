@@ -71,13 +71,14 @@ CASES = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["emerald_rapids", "avx2_desktop", "neoverse_n1"])
 @pytest.mark.parametrize("case", CASES)
 def test_every_form_agrees(name: str, case: str) -> None:
     made(CASES[case], name, verify=True)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", ["emerald_rapids", "avx2_desktop"])
 @pytest.mark.parametrize("case", ["stride 2, 5x5", "7x7 image", "pool 5x5", "short rows"])
 def test_the_text_runs_here(name: str, case: str, tmp_path: Path, kernel_cache: Path) -> None:

@@ -135,6 +135,7 @@ CASES: dict[str, tuple[list[onnx.NodeProto], dict[str, Any], dict[str, Any]]] = 
 }  # fmt: skip
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", CASES)
 def test_one_program_for_all_numbers(name: str) -> None:
     nodes, inputs, constants = CASES[name]

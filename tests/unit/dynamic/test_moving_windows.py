@@ -89,7 +89,7 @@ def test_windows_of_two_axes(kernel_cache: Path, steps: tuple[int, int]) -> None
         np.testing.assert_array_equal(model.run(given)["y"], evaluator.run(None, given)[0])
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", ["int32", "int64", "float32"])
 @pytest.mark.parametrize("step", [1, 3, -2])
 def test_ranges_between_data(kernel_cache: Path, kind: str, step: int) -> None:

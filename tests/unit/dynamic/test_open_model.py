@@ -236,6 +236,7 @@ def test_looking_inside_needs_shapes_at_once(kernel_cache: Path) -> None:
         tilewright.compile(product(), options=Options(cache_dir=kernel_cache, stop_after="plan"))
 
 
+@pytest.mark.slow
 def test_commands_take_such_models(
     tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -109,6 +109,7 @@ def test_what_the_data_counts(compile_it: Callable[..., Any]) -> None:
     assert len(model.profile(np.ones((3, 5), np.float32), repeat=1).calls) == len(model.calls)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("axis", "in_order"), [(None, 1), (0, 0), (1, 1)])
 def test_unique(compile_it: Callable[..., Any], axis: int | None, in_order: int) -> None:
     about = {} if axis is None else {"axis": axis}

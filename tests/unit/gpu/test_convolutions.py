@@ -121,7 +121,7 @@ def sampled(names: Iterable[str], *often: str) -> list[object]:
     return [name if name in often else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", sampled(CASES, "window", "first", "patches", "narrow_groups", "line", "one_row"))
 def test_loops_mean_the_convolutions(name: str) -> None:
     artifact = compiled(name)

@@ -20,6 +20,7 @@ from tilewright.render.cuda import launch_shape, written_params
 from tilewright.runtime.cache import Cache
 from tilewright.runtime.emulator import Contract, EmulatedModule
 from tilewright.target import machine
+from tilewright.tile_graph.plan.form import PADDED, Tile
 from tilewright.tile_graph.plan.leaf_form import ThreadForm
 from tilewright.tile_graph.plan.text import plan_text
 
@@ -46,6 +47,7 @@ def compiled(name: str, cache_dir: Path) -> Artifact:
     return build(load(CASES[name]), machine("cuda-emulated"), Options(target="cuda-emulated", cache_dir=cache_dir))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
 def test_steps_mean_the_product(name: str, kernel_cache: Path) -> None:
     artifact = compiled(name, kernel_cache)
@@ -85,3 +87,27 @@ def test_faults_are_reported(what: str, instead: str, kernel_cache: Path) -> Non
     contract = Contract(writes_all=tuple(p.name for p in written_params(kernel)))
     assert module.inspect(kernel.name, grid_of(kernel, ()), launch_shape(kernel).threads, place_shared(kernel).bytes,
                           arrays, contract)  # fmt: skip
+
+
+def streamed(rows: int, width: int) -> ModelProto:
+    """Attention: tiles of rows are multiplied, reduced and multiplied again."""
+    nodes = [("Transpose", ["k"], "kt", {"perm": [0, 2, 1]}), ("MatMul", ["q", "kt"], "s", {}),
+             ("Softmax", ["s"], "p", {"axis": -1}), ("MatMul", ["p", "v"], "o", {})]  # fmt: skip
+    shape = (2, rows, width)
+    return graph(nodes, [("q", shape), ("k", shape), ("v", shape)], [("o", shape)])
+
+
+@pytest.mark.parametrize(("rows", "width"), [(160, 32), (256, 64)])
+def test_threads_that_read_rows_of_a_tile_find_them_in_other_banks(rows: int, width: int, kernel_cache: Path) -> None:
+    """Rows of whole bank lines are a packet longer, and the answers the same."""
+    options = Options(target="cuda-emulated", cache_dir=kernel_cache, schedule="connected")
+    artifact = build(load(streamed(rows, width)), machine("cuda-emulated"), options)
+    assert artifact.plan is not None and artifact.loops is not None and artifact.program is not None
+    padded = {h.tensor for k in artifact.plan.kernels for t in k.walk() if isinstance(t, Tile) for h in t.holds
+              if h.layout == PADDED}  # fmt: skip
+    assert padded
+    inputs = random_inputs(artifact)
+    (expected,) = (evaluate(artifact.program, inputs)[t.name] for t in artifact.program.outputs)
+    for found in (on_loops(artifact, inputs), on_emulator(artifact, inputs)):
+        (value,) = found.values()
+        np.testing.assert_allclose(value, expected, rtol=2e-4, atol=5e-5)

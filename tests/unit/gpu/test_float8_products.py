@@ -131,6 +131,7 @@ def on_cores(artifact: Artifact) -> list[Leaf]:
     return [leaf for k in artifact.plan.kernels for leaf in k.leaves if (leaf.instruction or "").endswith("mma_e4m3")]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES])
 def test_loops_mean_the_numbers(name: str) -> None:
     artifact = compiled(name)

@@ -55,6 +55,7 @@ def rows_of_images(count: int, rows: int, summed: int, columns: int) -> ModelPro
 # --- plans
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", GPUS)
 def test_a_product_whose_blocks_take_several_turns_fits(name: str) -> None:
     """Operands and sums on their way out were counted as one after the other, and lay side by side."""

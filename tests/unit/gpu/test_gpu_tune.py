@@ -87,6 +87,7 @@ def answers(made: Artifact, plan: Plan) -> list[np.ndarray]:
     return [tensors[t.name].astype(np.float64) for t in program.outputs]
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n == "joined" else ()) for n in MODELS])
 def test_variants_are_other_ways_to_the_same(name: str) -> None:
@@ -126,7 +127,7 @@ def test_equal_kernels_take_a_choice_together() -> None:
     assert len(calls_of([plan.kernels[i] for i in group.members], made.program, loops)) == 2
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_tuning_for_a_gpu_keeps_the_fastest_by_a_made_up_clock(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -88,6 +88,7 @@ def kernel_of(name: str) -> Kernel:
     return replace(kernel, name=name)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", CASES)
 def test_loops_mean_the_product(name: str) -> None:
     artifact = compiled(name)

@@ -131,7 +131,7 @@ def made(name: str) -> Made:
     return Made(program, plan, lower_program(program, plan, backend_for(target).lower_kernel))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 def test_loops_mean_the_program(name: str) -> None:
     done = made(name)

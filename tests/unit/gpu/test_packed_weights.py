@@ -129,6 +129,7 @@ def marked(name: str) -> object:
     return name if name in COMMON else pytest.param(name, marks=pytest.mark.slow)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [marked(n) for n in EVERY])
 def test_packed_weights_mean_the_product(name: str) -> None:
     artifact = compiled(name)
@@ -172,6 +173,7 @@ def test_the_assembler_takes_them_without_spills() -> None:
         assert resources.spill_bytes == resources.stack_bytes == 0
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [marked(n) for n in EVERY])
 def test_emulated_kernels_unpack_weights(name: str, kernel_cache: Path) -> None:
     emulated(name, kernel_cache)

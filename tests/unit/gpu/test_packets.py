@@ -117,7 +117,7 @@ CASES: dict[str, tuple[ModelProto, int]] = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 def test_packets_mean_what_the_program_means(name: str, kernel_cache: Path) -> None:
     model, lanes = CASES[name]
@@ -158,6 +158,7 @@ def test_several_packets_are_under_way_before_the_first_is_used(kernel_cache: Pa
     assert text.index("tw::copy<8>(", first) < last < text.rindex("tw::tanh")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("shape", ((2053,), (40, 36), (30, 33)))
 def test_plans_by_hand_are_right_whatever_they_say(shape: tuple[int, ...], kernel_cache: Path) -> None:
     """Lanes and packets at once that the planner would not choose: rows end anywhere, packets begin anywhere."""

@@ -140,6 +140,7 @@ def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
 # --- meaning
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", CASES)
 def test_loops_mean_the_program(name: str) -> None:
     done = made(name)

@@ -180,6 +180,7 @@ def test_tf32_rounds_halves_away_from_zero() -> None:
 # --- meaning
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", CASES)
 def test_loops_mean_the_product(name: str) -> None:
     artifact = compiled(name)
@@ -287,7 +288,7 @@ def leaves(change: Callable[[Leaf], Leaf]) -> Callable[[Plan], Plan]:
         (holds(lambda h: replace(h, stages=400)), "bytes at shared, which has"),
         (warps(lambda t: replace(t, sizes=(("m", 8), t.sizes[1]))), "along m are not whole fragments of 16"),
         (threads(lambda n: 2 * n), "warps of 32 are not"),
-        (warps(lambda t: replace(t, level="shared", over="order")), "a tile holds both operands of the warps in it"),
+        (warps(lambda t: replace(t, level="shared", over="order")), "lies swizzled: only operands of warps do"),
         (leaves(lambda x: x.with_options(FragmentForm, step=24)), "mma_float16 takes steps of 16, not 24"),
         (leaves(lambda x: x.with_options(FragmentForm, split=3)), "3 groups of warps do not share steps of"),
         (leaves(lambda x: replace(x, form=ThreadForm())), "cuts the rows and the columns of one leaf on matrices"),
@@ -365,6 +366,7 @@ def rolled(plan: Plan) -> Plan:
     return leaves(lambda x: x.with_options(FragmentForm, rolled=True))(in_turns(plan))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "change", (lambda plan: in_groups(plan, 2), in_turns, rolled), ids=("groups", "turns", "rolled")
 )

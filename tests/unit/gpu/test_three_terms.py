@@ -254,6 +254,7 @@ def test_terms_are_taken_where_they_pay() -> None:
     assert not chosen(large, "neoverse_n1")
 
 
+@pytest.mark.slow
 def test_large_products_begin_anew_in_groups() -> None:
     options = Options(target="h200", stop_after="plan")
     plan = build(load(product(4096, 4096, 4096, "b", FLOAT), {}), machine("h200"), options).plan

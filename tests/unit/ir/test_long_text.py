@@ -63,6 +63,7 @@ def test_text_grows_with_the_model_and_no_faster(kind: str, name: str) -> None:
     assert long < 3 * short
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("padded", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", STEPS)
 def test_parts_of_long_values_are_right(kind: str, padded: bool, kernel_cache: Path) -> None:
@@ -109,6 +110,7 @@ def planned(model: ModelProto, name: str) -> Artifact:
     return build(load(model), machine(name), Options(stop_after="source"))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", stored_machines("cpu"))
 def test_no_loop_outgrows_the_instruction_cache(name: str, tmp_path: Path) -> None:
     made = planned(functions(120, summed=False), name)

@@ -76,6 +76,7 @@ int main(int count, char **arguments)
 """
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("size", ["right", "short", "empty", "missing"])
 def test_the_native_side_under_sanitizers(saved: Path, tmp_path: Path, size: str) -> None:
     """A program in C, every allocation, mapping and thread of the model's own code failing in turn; and weights that

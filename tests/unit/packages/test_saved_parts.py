@@ -169,6 +169,7 @@ print(places.tolist(), [m for m in unused if m in sys.modules])
     assert ran.stdout == "[[0, 1, 2]] []\n", ran.stderr
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["plan.json", "plan.data", "parts/0/manifest.json", "parts/0/libmodel.so"])
 @pytest.mark.parametrize("damage", ["damaged", "missing"])
 def test_a_damaged_file_is_named(options: Options, tmp_path: Path, name: str, damage: str) -> None:

@@ -29,6 +29,7 @@ def tiled() -> ModelProto:
     return model_of(nodes, inputs, [port("y", F, None), port("i", TensorProto.INT64, None)])
 
 
+@pytest.mark.slow
 def test_each_set_of_shapes_is_found_again(options: Options, tmp_path: Path) -> None:
     model: Any = tilewright.compile(tiled(), options=options)
     calls = [(np.ones((n, 2), np.float32), np.array([1, k])) for n, k in ((1, 2), (3, 2), (3, 1))]
@@ -54,6 +55,7 @@ def test_a_model_that_was_not_called_says_what_to_do(options: Options, tmp_path:
     assert not (tmp_path / "saved").exists()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["table.json", "table.data", "variants/0/manifest.json"])
 def test_a_damaged_file_is_named(options: Options, tmp_path: Path, name: str) -> None:
     model: Any = tilewright.compile(tiled(), options=options)

@@ -76,6 +76,7 @@ def rewritten(folder: Path, change: Callable[[dict], None]) -> None:
     path.write_text(json.dumps({**row, "manifest_sha256": _sum(row)}))
 
 
+@pytest.mark.slow
 def test_a_saved_model_gives_the_same(folder: Path) -> None:
     model = tilewright.load(folder)
     assert [str(p) for p in (*model.inputs, *model.outputs)] == ["x: float32[3, 4]", "z: float32[3, 5]"]
@@ -369,6 +370,7 @@ def test_a_full_disk_leaves_the_old_model(
     np.testing.assert_allclose(tilewright.load(copy)(X)[0], expected(), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_model_from_the_cache_is_saved_too(tmp_path: Path) -> None:
     compiled(tmp_path, dense())
     again = compiled(tmp_path, dense())

@@ -102,6 +102,7 @@ def test_a_file_that_changes_while_it_is_compiled_is_not_kept(
     assert not entries(tmp_path, "model")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "more", [{"schedule": "none"}, {"verify": True}, {"stop_after": "plan"}, {"dump": Path("dumped")}], ids=str
 )
@@ -130,6 +131,7 @@ def test_shapes_matter(tmp_path: Path) -> None:
     assert [m.inputs[0].shape for m in made] == [(3,), (4,), (3,)]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("kind", "damage"),
     [("model", "cut"), ("model", "changed"), ("so", "gone"), ("so", "cut"), ("weights", "cut"), ("weights", "gone")],

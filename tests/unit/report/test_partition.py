@@ -51,6 +51,7 @@ def names(part: dict[str, Any]) -> Iterator[str]:
         yield from (p,) if isinstance(p, str) else names(p)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("target", MACHINES)
 @pytest.mark.parametrize("name", MODELS)
 def test_edges_meet_where_the_partition_says(name: str, target: str) -> None:

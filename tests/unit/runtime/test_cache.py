@@ -51,6 +51,7 @@ def test_damaged_entries_read_as_missing_and_heal(tmp_path: Path, damage: str) -
     assert cache.get(key) == path
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("damage", ["flip", "swap", "tail"])
 def test_damage_to_large_files_is_noticed(tmp_path: Path, damage: str) -> None:
     cache, key = Cache(tmp_path), content_key("weights")

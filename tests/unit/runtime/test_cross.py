@@ -72,6 +72,7 @@ def test_every_instruction_written_out_for_x86_is_known() -> None:
     assert needed == {"amx_tile", "amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx_vnni", "avx2"}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", stored_machines("cpu"))
 def test_the_machine_of_all_that_is_planned(name: str, tmp_path: Path) -> None:
     """A model compiled for "cpu" is planned for the description, and runs here all the same."""

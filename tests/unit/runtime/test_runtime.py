@@ -44,6 +44,7 @@ def test_weights_extents_and_scratch_reach_the_kernel(built: Builder) -> None:
     np.testing.assert_array_equal(y, 5000 * tiles + tiles + 11)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_kept_weights_are_the_same_in_their_new_place(built: Builder, parts: int) -> None:
     """Some are cut into whole pages and some are not; a stage may begin in the middle of what is kept."""

@@ -23,6 +23,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Builder:
     return builder(Cache(tmp_path_factory.mktemp("cache")))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("threads", THREADS)
 @pytest.mark.parametrize("balance", ["auto", "static", "dynamic", "serial"])
 def test_tiles_cover_everything_once(built: Builder, threads: int, balance: str) -> None:

@@ -200,7 +200,7 @@ def test_explain_tells_the_levels_of_each_edge() -> None:
     assert "p to y: at L2 " in text and "not at L1 " in text
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("seed", [0, 2, 8, 10, 16, 22])
 def test_whatever_is_tiled_again_gives_the_same(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs of products, sums and maps on a machine whose first cache is small, tiled again whatever it takes, also

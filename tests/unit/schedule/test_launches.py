@@ -77,6 +77,7 @@ def launches(plan: Plan) -> list[Tile]:
     return [tile for tile, _ in plan.calls() if tile.is_launch]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", SHARING)
 def test_one_launch_and_the_same_answers(name: str, kernel_cache: Path) -> None:
     artifact = made(SHARING[name], "cuda-emulated", stop_after=None, cache_dir=kernel_cache)

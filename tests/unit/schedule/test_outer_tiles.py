@@ -107,6 +107,7 @@ OFTEN = [softmax(1501, 389), followed_product(1501, 389), centred(1501, 389)]
 SELDOM = [softmax(1999, 512), followed_product(1999, 512), centred(1999, 512)]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("model", [*OFTEN, *(pytest.param(model, marks=pytest.mark.slow) for model in SELDOM)])
 def test_answers_stay(model: ModelProto, tmp_path: Path) -> None:
     program = program_of(model)

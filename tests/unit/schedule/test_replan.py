@@ -61,6 +61,7 @@ def test_register_tile_for_the_rows_of_a_tile(shape: tuple[int, int, int, int]) 
             assert weights[leaf.tensor] not in layouts  # one panel, as it is
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["avx2_desktop", "emerald_rapids", "neoverse_n1"])
 def test_never_slower_and_priced_alike(name: str) -> None:
     """Over graphs of products, sums and maps: no plan gets slower, some get faster, and the prediction that decided is
@@ -77,6 +78,7 @@ def test_never_slower_and_priced_alike(name: str) -> None:
     assert gained
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", [0, 4, 12, 23])
 def test_agrees_with_the_interpreter(seed: int, tmp_path: Path) -> None:
     program = program_of(graph(seed), DESKTOP)

@@ -213,6 +213,7 @@ def test_a_run_on_a_cpu_keeps_to_its_memory() -> None:
     assert "to keep to its memory it goes through in" in " ".join(bound.explain().split())
 
 
+@pytest.mark.slow
 def test_a_model_in_sweeps_is_saved_with_one_copy_of_its_weights(tmp_path: Path) -> None:
     """And again from there; a damaged byte of a part and a part that is cut from elsewhere are told."""
     free, bound = in_sweeps_on_a_cpu(Options.from_environment(threads=1))

@@ -61,6 +61,7 @@ def text_of(program: Program, plan: Plan, target: Target) -> str:
     return loops_text(lower_program(program, plan, backend_for(target).lower_kernel))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MACHINES)
 def test_names_of_levels_mean_nothing(name: str) -> None:
     target = machine(name)
@@ -89,6 +90,7 @@ def edited(target: Target) -> list[Target]:
     return found
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MACHINES)
 def test_what_is_held_fits_whatever_the_machine(name: str) -> None:
     programs = [program_of(attention()), program_of(normalised(700))]

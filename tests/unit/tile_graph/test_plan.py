@@ -205,6 +205,7 @@ def test_origins_do_not_matter(name: str) -> None:
 WORDS = {"If", "Loop", "Scan"}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("room", ["schedule", "tile_graph", "lower", "backend", "render", "transform", "intrinsics"])
 def test_no_operator_is_named(room: str) -> None:
     names = {n.rpartition(".")[2] for n in ops.supported()} | set(control.NAMES)
@@ -278,6 +279,7 @@ EDITS: dict[str, tuple[str, Callable[[str], str]]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("stage", EDITS)
 def test_edited_dumps_are_replayed(stage: str, dumped: Any, tmp_path: Path, kernel_cache: Path) -> None:
     path, folder, inputs, wanted = dumped

@@ -78,6 +78,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("channels", "height", "width", "kernel", "stride", "pad", "part", "step"), CASES)
 def test_a_window_gives_the_same_answer(
     channels: int, height: int, width: int, kernel: int, stride: int, pad: int, part: int, step: int, kernel_cache: Path
@@ -138,6 +139,7 @@ def tokens(height: int, width: int, channels: int, wide: int) -> Program:
 TOKENS = [(64, 64, 32, 128), (48, 40, 32, 96), (64, 64, 32, 64)]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("shape", TOKENS)
 @pytest.mark.parametrize("name", ["emerald_rapids", "emerald_rapids_avx512", "neoverse_n1", "apple_arm"])
 def test_windows_over_tokens_move_in_the_tiles_that_are_chosen(name: str, shape: tuple[int, int, int, int]) -> None:

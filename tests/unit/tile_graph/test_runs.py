@@ -117,6 +117,7 @@ def test_a_stride_ends_the_run(stride: int, axes: int) -> None:
     assert max(len(along) for found in runs for along in (*found.values(), ())) == axes
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("rows", [4, 7, 8, 11])
 def test_results_are_turned_in_registers(rows: int, kernel_cache: Path) -> None:
     """Lanes that lie apart where rows lie side by side: squares are stored as vectors, other rows lane by lane."""

@@ -55,6 +55,7 @@ def _through(found: Traced, cache: int) -> int:
     return sum(found.fetched[cache]) + sum(found.written[cache])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("seed", QUICK)
 def test_traffic_is_what_a_simulation_counts(seed: int, tmp_path: Path) -> None:
     assert max(errors(seed, tmp_path)) <= CACHED

@@ -159,7 +159,7 @@ def products(program: Program) -> list[Reduce]:
             and any(isinstance(f, Load) and f.source in program.constants for f in factors(c))]  # fmt: skip
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 def test_merged(name: str, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As few products as can be, the same bits from the interpreter, and code that agrees."""
@@ -313,7 +313,7 @@ def copies(artifact: Artifact) -> list[str]:
 MACHINES = ("neoverse_n1", "emerald_rapids", "avx2_desktop", "h200")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", MACHINES)
 @pytest.mark.parametrize("kept", [12, 4])
 def test_projections_of_attention_are_one_product(name: str, kept: int) -> None:
@@ -357,6 +357,7 @@ def test_off_leaves_the_model_as_it_is() -> None:
 # --- whole graphs
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["of odd widths", "attention with few keys", "experts of two layers", "groups"])
 def test_agrees_with_onnx_runtime(name: str, kernel_cache: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")

@@ -16,6 +16,7 @@ from tilewright.ir.forms.compute import Program, Reduce
 from tilewright.ir.meaning.interpret import evaluate
 from tilewright.options import Options
 from tilewright.target import machine
+from tilewright.tile_graph.plan.leaf_form import ThreadForm
 from tilewright.transform.clean.fold import fold_constants
 from tilewright.transform.layout.packed_groups import pack_groups
 from tilewright.transform.precision.choose import set_precision
@@ -86,9 +87,23 @@ def test_windows_of_single_channels_and_whole_convolutions_stay() -> None:
         assert pack_groups(program, blocks) is program
 
 
-def test_float32_stays_with_threads_where_no_parts_are_taken() -> None:
-    program = fold_constants(ops.lower(load(grouped(32, 32, 8), {})))
-    assert pack_groups(program, blocks) is program
+def test_blocks_of_what_threads_multiply_are_single_groups() -> None:
+    program = fold_constants(ops.lower(load(grouped(32, 64, 4, behind="relu"), {})))
+    packed = pack_groups(program, blocks)
+    (total,) = [c for c in packed.computes if isinstance(c, Reduce)]
+    assert [a.extent for a in total.axes[-2:]] == [4, 16] and total.reduce_axes[0].extent == 8
+    x = np.random.default_rng(1).standard_normal([int(e) for e in program.inputs[0].shape]).astype(np.float32)
+    wanted, found = (evaluate(p, {"x": x}) for p in (program, packed))
+    np.testing.assert_allclose(found["r"], wanted["r"], rtol=1e-5, atol=1e-5)
+
+
+def test_wide_groups_in_float32_share_what_they_read() -> None:
+    """Sums of 40 that 160 outputs of a group have in common: through shared memory, not each by itself."""
+    options = Options(target="h200", stop_after="plan")
+    artifact = build(load(grouped(120, 480, 3, 1, 56), {}), machine("h200"), options)
+    assert artifact.plan is not None
+    leaves = [leaf for kernel in artifact.plan.kernels for leaf in kernel.leaves]
+    assert any(leaf.instruction in FORMS or leaf.options(ThreadForm).step for leaf in leaves)
 
 
 def test_tensor_cores_take_groups_where_that_pays() -> None:

@@ -174,6 +174,7 @@ def test_bfloat16_verifies(network: ModelProto, kernel_cache: Path) -> None:
     tilewright.compile(network, options=Options(cache_dir=kernel_cache, precision="bfloat16", verify=True))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name, precisions", [
     ("avx2_desktop", (None, "bfloat16")),
     ("emerald_rapids_avx512", (None, "bfloat16")),
@@ -271,6 +272,7 @@ def test_rounding_to_bfloat16_is_to_nearest_even(length: int, kernel_cache: Path
     assert np.array_equal(wide, narrow.astype(np.float32), equal_nan=True)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("source", [np.int8, np.uint8, np.int16, np.uint16])
 def test_small_integers_widen_and_narrow(source: type, kernel_cache: Path) -> None:
     kinds = {np.int8: TensorProto.INT8, np.uint8: TensorProto.UINT8,

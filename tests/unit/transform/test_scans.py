@@ -78,6 +78,7 @@ def test_a_state_may_be_a_single_number(hidden: int, kernel_cache: Path) -> None
     check(model_of_scans(hidden, (5,), scaled=True), kernel_cache)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("lengths", [(1, 5), (5, 1), (3, 3)])
 @pytest.mark.parametrize("schedule", ["none", "connected"])
 def test_equal_steps_of_scans_of_different_lengths(lengths: Shape, schedule: str, kernel_cache: Path) -> None:

@@ -113,6 +113,7 @@ def test_what_is_added_last_still_counts(kernel_cache: Path) -> None:
     np.testing.assert_allclose(found, np.square(x, dtype=np.float64).sum(), rtol=1e-6)  # of any vectors
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["ReduceSum", "ArgMax", "ReduceMax"])
 def test_the_same_bits_at_any_number_of_threads(kind: str, kernel_cache: Path) -> None:
     axes = (1,) if kind == "ArgMax" else (0, 1)

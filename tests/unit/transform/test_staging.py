@@ -78,7 +78,7 @@ def always(name: str) -> tuple[Program, Program]:
     return folded, staged
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 def test_every_form_agrees(name: str, kernel_cache: Path) -> None:
     folded, staged = always(name)
@@ -94,7 +94,7 @@ def test_every_form_agrees(name: str, kernel_cache: Path) -> None:
     assert error(made.natively(inputs, kernel_cache)["y"], wanted) < 1e-6
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", [n for n, m in CASES.items() if "Conv" in str(m.graph.node[0].op_type)])
 def test_without_copies_every_form_agrees(name: str, kernel_cache: Path) -> None:
     """Groups alone: blocks end with a group, and what they read of it is one element."""

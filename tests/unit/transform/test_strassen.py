@@ -120,7 +120,7 @@ SCHEDULES = ("connected", "register", "none")
 CODED = [(name, SCHEDULES[i % 3]) for i, name in enumerate(MODELS)]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name, schedule", CODED)
 def test_code_computes_what_the_program_says(
     name: str, schedule: str, monkeypatch: pytest.MonkeyPatch, kernel_cache: Path

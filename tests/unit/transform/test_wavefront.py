@@ -161,6 +161,7 @@ def test_wavefronts_of_some_layers(width: int, expected: list[int]) -> None:
     check_same(program, wave)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind, batch, schedule", [("LSTM", 1, "connected"), ("LSTM", 3, "register"),
                                                    ("GRU", 2, "connected"), ("RNN", 1, "none")])  # fmt: skip
 def test_code_computes_what_the_program_says(kind: str, batch: int, schedule: str, kernel_cache: Path) -> None:

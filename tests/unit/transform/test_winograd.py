@@ -136,6 +136,7 @@ def test_a_large_pixel_leaves_its_neighbours_exact_in_tiles_of_two(m: int, monke
     assert max(errors) < 1e-6 if m in WINDOWED else max(errors) > 1e-2
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 @pytest.mark.parametrize("rank", [1, 2])
 def test_what_is_no_number_stays_in_the_windows_that_hold_it(
@@ -179,7 +180,7 @@ SCHEDULES = ("connected", "register", "none")
 CODED = [(s, m, SCHEDULES[(i + j) % 3]) for i, s in enumerate(SHAPES) for j, m in enumerate(SIZES)]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("shape, m, schedule", CODED)
 def test_code_computes_what_the_program_says(
     shape: str, m: int, schedule: str, monkeypatch: pytest.MonkeyPatch, kernel_cache: Path

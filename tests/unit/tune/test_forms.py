@@ -117,6 +117,7 @@ def test_interrupting_keeps_what_was_found(
     assert second.program is not None and not second.program.staged
 
 
+@pytest.mark.slow
 def test_a_form_that_may_take_too_long_waits_for_more_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tuned: Callable[[ModelProto, Options], Artifact]
 ) -> None:

@@ -117,6 +117,7 @@ class SmallTiles:
         return np.log2(np.array([total, total], np.float64))
 
 
+@pytest.mark.slow
 def test_a_model_is_compiled_by_what_a_network_believes(
     tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +162,7 @@ def recorded(file: Path, options: Options, target: Target) -> tuple[Program, int
     return program, count
 
 
+@pytest.mark.slow
 def test_records_are_priced_once_for_all_that_learn_from_them(
     tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +178,7 @@ def test_records_are_priced_once_for_all_that_learn_from_them(
     assert [row.predicted for row in rows] == [1e6 * sum(k.seconds for k in row.trees) for row in rows]
 
 
+@pytest.mark.slow
 def test_a_network_is_fitted_once_to_records(
     tmp_path: Path, fresh_cache: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,6 +144,7 @@ def test_what_is_faster_is_kept_and_found_again(
         tuned((program, plan), tmp_path, tune=600.0)
 
 
+@pytest.mark.slow
 def test_the_next_run_goes_on_and_repeats_nothing(
     model: ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -206,6 +207,7 @@ def test_a_process_of_its_own_measures_two_plans(model: ModelProto, kernel_cache
     assert times.anchors.shape[1] == len(plans[0].kernels) < len(plans[1].kernels) == times.taken.shape[1]
 
 
+@pytest.mark.slow
 def test_noise_changes_nothing(model: ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All plans take as long, but for what a busy machine adds."""
     program, plan = planned(model)
@@ -228,6 +230,7 @@ def test_a_model_with_nothing_to_gain_is_told_so(
     assert told[-1].left > 500 and len(known(tmp_path)) < 40
 
 
+@pytest.mark.slow
 def test_what_is_disturbed_is_measured_once_more_and_not_recorded(
     model: ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

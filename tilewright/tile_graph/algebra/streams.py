@@ -230,6 +230,11 @@ class Carrier:
         self.previous = {n: Tensor(f"{n.tensor.name}@old", n.tensor.shape, n.tensor.dtype) for n in self.current}
         self.states = {n: _states(n) for n in stream.reducers}
 
+    def kept(self, nest: Nest) -> tuple[Tensor, ...]:
+        """All that is carried along of a reducer."""
+        values = (values[nest] for values in (self.current, self.previous) if nest in values)
+        return (*self.states[nest], *values)
+
     def start(self, nest: Nest, box: Box) -> list[Work]:
         """The states of a reducer before the first block."""
         assert nest.monoid is not None

@@ -260,7 +260,7 @@ class _Walker:
 
     def _stages(self, tile: Tile, hold: Hold, around: Sequence[Tile]) -> None:
         in_kernel = any(t.is_kernel for t in (*around, tile))
-        check_stages(tile, hold, self.computes, in_kernel)
+        check_stages(tile, hold, self.computes, in_kernel, any(t.over == "blocks" for t in (*around, tile)))
         if hold.fill == ASYNC:
             raise ValueError(f"it brings '{hold.tensor}' by {ASYNC}, which only operands of warps come by")
         if in_kernel and hold.fill == COPIED:

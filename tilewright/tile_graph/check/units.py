@@ -9,7 +9,7 @@ from tilewright.ir.meaning.instruct import WARP
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.occurrences import is_copied, unique_names
 from tilewright.tile_graph.algebra.own_state import own_axes
-from tilewright.tile_graph.plan.form import COPIED, RUNS, Hold, Leaf, Tile, UnitBarrier
+from tilewright.tile_graph.plan.form import COPIED, PADDED, RUNS, Hold, Leaf, Tile, UnitBarrier
 from tilewright.tile_graph.plan.leaf_form import ThreadForm
 from tilewright.tile_graph.traffic.held import held_bytes, plan_nests
 
@@ -201,14 +201,16 @@ def leaves_of(tile: Tile, tensor: str) -> list[Leaf]:
     return found
 
 
-def check_stages(tile: Tile, hold: Hold, computes: Mapping[str, Compute], in_kernel: bool) -> None:
+def check_stages(
+    tile: Tile, hold: Hold, computes: Mapping[str, Compute], in_kernel: bool, on_device: bool = False
+) -> None:
     """A Hold filled some parts ahead: by one leaf, which reads nothing else of this Tile."""
     if hold.stages < 1:
         raise ValueError(f"'{hold.tensor}' in {hold.stages} stages")
-    if hold.layout is not None:
-        raise ValueError(
-            f"'{hold.tensor}' has a layout: a tile holds both operands of the warps in it, others have none"
-        )
+    if hold.layout not in (None, PADDED):
+        raise ValueError(f"'{hold.tensor}' lies {hold.layout}: only operands of warps do")
+    if hold.layout == PADDED and (not on_device or hold.mode == "rolling" or hold.fill is not None):
+        raise ValueError(f"'{hold.tensor}' lies {PADDED}: only what the leaves of a block store for each other does")
     if hold.stages == 1:
         return
     if hold.mode != "store" or tile.over != "order" or len(tile.sizes) != 1:

@@ -47,8 +47,10 @@ MODES = ("store", "carry", "rolling")
 # what is below, which loads, may compute, and stores; or by copies that are under way until they are waited for
 COPIED, ASYNC = "copy", "async copy"
 COPIES = (COPIED, ASYNC)
-# of operands that warps share: packets of a line as they come, exchanged, or one more a line
-LAYOUTS = (None, "swizzled", "padded")
+# how lines lie in the banks of shared memory: packets as they come, exchanged (of operands that warps share), or an odd
+# number of them a line
+SWIZZLED, PADDED = "swizzled", "padded"
+LAYOUTS = (None, SWIZZLED, PADDED)
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,15 @@ def shared_seconds(tensor: Tensor, box: Box, context: NestContext, elements: Siz
     return np.where(whole, 0.0, count * each)
 
 
+def carried_copies(stream: Stream | None) -> dict[Nest, int]:
+    """How many tiles of what a stream carries along lie there: the state and what it ends as, and for those that read
+    it on the way what it is now and was before."""
+    if stream is None:
+        return {}
+    followed = {t for n in (*stream.wide, *stream.reducers) for t in n.reads()}
+    return {n: 4 if n.tensor in followed else 2 for n in stream.reducers}
+
+
 def footprint(
     nests: Sequence[Nest], boxes: Mapping[Nest, Box], stored: frozenset[Tensor], stream: Stream | None,
     steps: bool = False, known: Known | None = None,
@@ -112,8 +121,7 @@ def footprint(
         inside = [(n, t) for n in nests for t in n.stores if t not in stored]
         return sum((counted(boxes[n]) * t.dtype.bytes for n, t in inside), np.int64(0))
     if stream is not None:
-        followed = {t for n in (*stream.wide, *stream.reducers) for t in n.reads()}
-        copies = {n: 4 if n.tensor in followed else 2 for n in stream.reducers}
+        copies = carried_copies(stream)
         parts = [counted(boxes[n]) * n.tensor.dtype.bytes * copies.get(n, 1) for n in nests]
         return sum(parts, np.int64(0))
     last_use = {t: i for i, n in enumerate(nests) for t in n.reads()}

@@ -3,8 +3,9 @@
     y[n, o, i, j] += x[n, 4 (o // 4) + c, i + r, j + s] w[o, c, r, s]          with 64 groups of 4 channels is
     z[n, i, j, b, p] += x[n, 16 b + k, i + r, j + s] packed[b, p, k, r, s]     over 16 blocks b of 16 outputs p
 
-Results of a block read the same channels, so tensor cores take them as columns. Maps behind the sum that read nothing
-else of it run on blocks as well. Done where it is predicted to take less time than sums by threads.
+Results of a block read the same channels, so tensor cores take them as columns; in types that threads multiply a block
+is a group, whose results share what they read. Maps behind the sum that read nothing else of it run on blocks as well.
+Done where it is predicted to take less time than sums by threads as they were.
 """
 
 from __future__ import annotations
@@ -95,8 +96,6 @@ def _grouped(compute: Compute, program: Program) -> _Grouped | None:
     operands = contracted(compute)
     if operands is None or not isinstance(compute, Reduce) or len(compute.outputs) != 1:
         return None
-    if not all(dtypes.is_multiplied_narrow(n.dtype) for n in operands):
-        return None
     if len(factors(compute.elements[0], compute.axes, compute.reduce_axes)) != 2:
         return None
     for weights, images in (operands, operands[::-1]):
@@ -132,7 +131,8 @@ def _best(found: _Grouped, program: Program, taken: set[str], predict: Predict) 
     """With as many groups in a block as are predicted to be fastest; None where the sum is better as it is."""
     most = _GAIN * predict(_alone(found.compute, program.constants))
     best = None
-    for together in sorted({_together(found, least) for least in _SUMMED}):
+    narrow = dtypes.is_multiplied_narrow(found.images.dtype) and dtypes.is_multiplied_narrow(found.weights.dtype)
+    for together in sorted({_together(found, least) for least in _SUMMED}) if narrow else (1,):
         packed = _packed(found, together, program, taken)
         constants = {**program.constants, packed.weight: packed.array}
         seconds = predict(_alone(packed.compute, constants))

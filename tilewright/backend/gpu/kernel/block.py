@@ -20,6 +20,7 @@ from tilewright.backend.gpu.threads.plan import (
     MOST_THREADS,
     finished,
     of_part,
+    of_rows,
     plan_threads,
     reduction_order,
     shares_sum,
@@ -27,6 +28,7 @@ from tilewright.backend.gpu.threads.plan import (
     threads_for,
     widened,
 )
+from tilewright.backend.gpu.threads.rows import with_padded_rows
 from tilewright.backend.protocol import Choice
 from tilewright.ir.forms.expr import Axis, var
 from tilewright.ir.meaning.instruct import WARP
@@ -88,6 +90,7 @@ def finished_leaves(
         return finished_stream(leaves, *kept, stream), WARP * kept[1].warps
     part = block_of(nests, dict(choice.tile), stream, choice.block)
     fragments = choose_fragments(nests, leaves, part.boxes, part.limits, part.blocks, choice.footprint, context)
+    held = {t for n in nests[:-1] for t in n.stores}
     done: list[Leaf] = []
     for nest, leaf in zip(nests, leaves, strict=True):
         if leaf.tensor in fragments:
@@ -99,8 +102,9 @@ def finished_leaves(
             continue
         box = part.boxes[nest]
         limits = part.limits.get(nest, {})
-        if limits:
+        if limits and stream is not None:
             leaf = of_part(leaf, nest, limits, context.target.warp)
+            leaf = of_rows(leaf, nest, box, held) if nest in stream.reducers else leaf
         plain = fitted(finished(leaf, nest, box, limits), nest, box, limits, part.steps, MOST_THREADS)
         done.append(plain)
     if fragments:
@@ -143,4 +147,5 @@ def shared_out(
         return in_registers(kernel, nests, *kept, registers, context)
     part = block_of(nests, dict(choice.tile), stream, choice.block)
     fragments = choose_fragments(nests, leaves, part.boxes, part.limits, part.blocks, choice.footprint, context)
-    return with_warps(kernel, nests, fragments, registers, context)
+    kernel = with_warps(kernel, nests, fragments, registers, context)
+    return with_padded_rows(kernel, nests, leaves, part.boxes, stream, context)

@@ -28,6 +28,7 @@ from tilewright.backend.gpu.threads.plan import (
     reused,
     shares_sum,
 )
+from tilewright.backend.gpu.threads.rows import padded_nests, padding_bytes
 from tilewright.backend.gpu.threads.window_plan import is_window, reads_of_turn
 from tilewright.backend.protocol import Choice
 from tilewright.intrinsics.gpu_matrix import ROW_BYTES
@@ -80,7 +81,8 @@ def choose_gpu_tile(
     tiles = np.ones(len(candidates), dtype=np.int64)
     for axis in root.axes:
         tiles = tiles * -(-max(1, extent_of(axis.extent)) // sizes[axis])
-    held = footprint(nests, boxes, stored, stream)
+    padding = padding_bytes(boxes, padded_nests(nests, plans, stored, stream, context), stream, context)
+    held = footprint(nests, boxes, stored, stream) + sum(padding.values())
     products = matrix_costs(nests, plans, boxes, limits, tiles, held, context)
     tiles_of = {n: fit_register(p, n, _sizes(n, boxes[n])) for n, p in zip(nests, plans, strict=True)}
     lanes_of = {n: fit_lanes(p, n, _sizes(n, boxes[n])) for n, p in zip(nests, plans, strict=True)}
@@ -171,7 +173,8 @@ def choose_gpu_tile(
             if nest not in products:
                 plain = finished(plan, nest, here[nest], limits.get(nest, {}))
                 own[nest] = own_bytes(nest, plain, here[nest], target.max_threads, target.warp)
-        kept = {t: box_elements(here[n]) * t.dtype.bytes for n in nests for t in n.stores if t not in stored}
+        kept = {t: box_elements(here[n]) * t.dtype.bytes + int(np.broadcast_to(padding.get(t, 0), tiles.shape)[number])
+                for n in nests for t in n.stores if t not in stored}  # fmt: skip
         room = target.local.capacity
         if stream is None:
             return block_bytes(nests, kept, own) <= room

@@ -17,12 +17,12 @@ import numpy as np
 from tilewright.backend.gpu import constants as prices
 from tilewright.backend.gpu.maps.unpack import FETCHED
 from tilewright.backend.gpu.matrix.epilogue import SUMS_PAD
-from tilewright.backend.gpu.matrix.lower import PADDED, SWIZZLED
 from tilewright.intrinsics.gpu_matrix import FORMS, ROW_BYTES, MatrixForm
 from tilewright.ir.meaning.instruct import WARP
 from tilewright.target import Target
 from tilewright.target.instruction_sets import BANK_ROW_BYTES
 from tilewright.tile_graph.algebra.propagate import Size
+from tilewright.tile_graph.plan.form import PADDED, SWIZZLED
 
 Both = tuple[bool, bool]  # of the rows' operand, and of the columns'
 Ways = tuple[int, int]

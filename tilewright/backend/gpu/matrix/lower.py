@@ -44,10 +44,8 @@ from tilewright.ir.forms.loops import Buffer, For, ForKind, If, Instruction, Mem
 from tilewright.ir.meaning.instruct import WARP
 from tilewright.lower.nesting import alloc, unrolled
 from tilewright.target.instruction_sets import BANK_PACKETS
-from tilewright.tile_graph.plan.form import ASYNC, COPIED, Hold
+from tilewright.tile_graph.plan.form import ASYNC, COPIED, PADDED, SWIZZLED, Hold
 from tilewright.tile_graph.plan.leaf_form import FragmentForm
-
-SWIZZLED, PADDED = "swizzled", "padded"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ the axis that neighbouring threads walk fastest, and thread t takes positions t,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -212,6 +212,18 @@ def of_part(plan: Leaf, nest: Nest, reduce_box: Mapping[Axis, Range], warp: int)
     split = plan.options(ThreadForm).split
     length = prod(int(reduce_box[a].size) if a in reduce_box else extent_of(a.extent) for a in nest.reduce_axes)
     while split > max(1, length) or (split > warp and length < split * _LONG_SHARE):
+        split //= 2
+    return plan if split == plan.options(ThreadForm).split else plan.with_options(ThreadForm, split=split)
+
+
+def of_rows(plan: Leaf, nest: Nest, box: Box, held: Container[Tensor]) -> Leaf:
+    """The leaf where a block reduces rows of its own tiles, more than its threads can share: each takes more of a row,
+    which leaves fewer to exchange."""
+    split = plan.options(ThreadForm).split
+    if not all(n.source in held for n in nest.element_loads):
+        return plan  # neighbours read along a row, for memory comes in lines
+    rows = prod(positions(plan, nest, box).values())
+    while split > 1 and rows * split > MOST_THREADS:
         split //= 2
     return plan if split == plan.options(ThreadForm).split else plan.with_options(ThreadForm, split=split)
 
