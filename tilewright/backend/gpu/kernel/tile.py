@@ -303,8 +303,9 @@ def _step_cost(
         outputs = outputs * n
     values, elements = (_operations(target, *x) for x in (nest.values, nest.elements))
     if nest.monoid is None:
-        slots = lanes * values + prices.LOAD_SLOTS * accesses(nest, plan, lanes)
-        return slots, far / 4 + lanes * values  # rounds do not wait for each other
+        read, stored = accesses(nest, plan, lanes)
+        slots = outputs * (lanes * values + prices.LOAD_SLOTS * stored) + prices.LOAD_SLOTS * read
+        return slots, far / 4 + outputs * lanes * values  # rounds do not wait for each other
     epilogue = outputs * (values + prices.LOAD_SLOTS * (len(nest.stores) + len(nest.value_loads)))
     split = plan.options(ThreadForm).split
     steps = prod(extent_of(a.extent) for a in nest.reduce_axes) / split

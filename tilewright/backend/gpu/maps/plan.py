@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -22,6 +22,7 @@ from tilewright.tile_graph.plan.form import Leaf
 from tilewright.tile_graph.plan.leaf_form import ThreadForm
 
 _MOST_AT_ONCE = 8
+_MOST_REPEATED = 4  # places along an axis for which a thread reads once
 _MOST_SUMMED = 8  # neighbours that a thread adds one behind the other
 _MOST_WRITTEN_OUT = 2048  # operations of a thread's packets one behind the other in the text
 
@@ -37,17 +38,27 @@ def with_packets(leaf: Leaf, nest: Nest, context: NestContext) -> Leaf:
         return replace(leaf, lanes=_lanes_of_reduction(nest, axis, split, context)) if shared else leaf
     lanes = _lanes(nest, axis, context)
     flat = _flat_lanes(leaf, nest, context)
+    repeated = _repeated(nest, axis)
     if flat > lanes:
-        leaf, lanes = leaf.with_options(ThreadForm, flat=True), flat
+        leaf, lanes, repeated = leaf.with_options(ThreadForm, flat=True), flat, {}
     # what is read again and again along an axis comes from a cache
     wide = {a for a in nest.axes if extent_of(a.extent) > 1}
     fetched = sum(lanes * n.dtype.bytes for n in nest.value_loads if wide.issubset(axes_of(*n.indices)))
     most = min(
         _MOST_AT_ONCE,
         context.target.under_way // max(fetched, lanes),
-        _MOST_WRITTEN_OUT // (lanes * max(1, nest.value_cost)),
+        _MOST_WRITTEN_OUT // (lanes * max(1, nest.value_cost) * prod(repeated.values())),
     )
-    return replace(leaf, lanes=lanes).with_options(ThreadForm, at_once=max(1, most))
+    register = tuple((nest.axis_names()[a], n) for a, n in repeated.items())
+    return replace(leaf, lanes=lanes, register=register).with_options(ThreadForm, at_once=max(1, most))
+
+
+def _repeated(nest: Nest, vector: Axis) -> dict[Axis, int]:
+    """A short axis that moves nothing a map reads, as that of a number's parts: a thread stores all along it of what
+    it read and computed once."""
+    read = axes_of(*(i for n in nest.value_loads for i in n.indices)) if nest.value_loads else []
+    found = [a for a in nest.axes if a is not vector and a not in read and 1 < extent_of(a.extent) <= _MOST_REPEATED]
+    return {a: extent_of(a.extent) for a in found[:1] if read}
 
 
 @lru_cache(maxsize=1 << 12)
@@ -164,16 +175,21 @@ def in_packets_along(node: Load, axis: Axis, lanes: int, context: NestContext) -
     return not any(c % width or lane in axes_of(t) for t, c in total.terms.items() if t is not var(lane))
 
 
-def accesses(nest: Nest, leaf: Leaf, lanes: Size) -> Size:
-    """Instructions that move what a packet of a map reads and writes."""
+def accesses(nest: Nest, leaf: Leaf, lanes: Size) -> tuple[Size, Size]:
+    """Instructions that read what a packet of a map needs, and that write it."""
+    stored, read = stores_of(nest), loads(*placed_values(nest.values))
     if leaf.vector is None or leaf.lanes == 1:
-        return len(nest.stores) + len(loads(*placed_values(nest.values)))
+        return len(read), len(stored)
     axis = nest.named(leaf.vector)
-    total: Size = 0
-    for node in (*stores_of(nest), *loads(*placed_values(nest.values))):
-        moves = axis in axes_of(*node.indices)
-        total = total + (np.maximum(1, lanes * node.dtype.bytes // ROW_BYTES) if moves else 1)
-    return total
+
+    def moves(nodes: Sequence[Load]) -> Size:
+        total: Size = 0
+        for node in nodes:
+            is_moved = axis in axes_of(*node.indices)
+            total = total + (np.maximum(1, lanes * node.dtype.bytes // ROW_BYTES) if is_moved else 1)
+        return total
+
+    return moves(read), moves(stored)
 
 
 def fit_lanes(leaf: Leaf, nest: Nest, sizes: Mapping[Axis, Size]) -> Size:
@@ -215,9 +231,12 @@ def fitted(
     part = dict(zip(nest.axes, box, strict=True))[axis]
     while lanes > 1 and not _begins_at_multiples(part, lanes, steps):
         lanes //= 2
-    count = prod(-(-int(r.size) // (lanes if a is axis else 1)) for a, r in zip(nest.axes, box, strict=True))
+    names, ranges = nest.axis_names(), dict(zip(nest.axes, box, strict=True))
+    register = tuple((a, n) for a, n in leaf.register if static(ranges[nest.named(a)].count) == n)
+    each = {**dict(register), names[axis]: lanes}
+    count = prod(-(-int(r.size) // each.get(names[a], 1)) for a, r in ranges.items())
     rounds = -(-count // threads)
-    return _in_turns(replace(leaf, lanes=lanes), rounds)
+    return _in_turns(replace(leaf, lanes=lanes, register=register), rounds)
 
 
 def _fitted_flat(leaf: Leaf, nest: Nest, box: Box, steps: Mapping[str, int], threads: int) -> Leaf:

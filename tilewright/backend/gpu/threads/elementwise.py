@@ -7,6 +7,7 @@ packets. What is left at the end of a row that is no multiple of a packet is mov
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from math import prod
 
 from tilewright.backend.gpu.maps.packets import certain_loads, in_line, packet_width
@@ -30,7 +31,9 @@ class PackedMap:
         self.lanes = plan.lanes
         self.lane = Axis("lane", plan.lanes)
         self.turn = Axis("turn", base.options.at_once)
-        self.places = {a: -(-int(r.size) // (plan.lanes if a is self.axis else 1)) for a, r in base.ranges.items()}
+        each = {**base.register, self.axis: plan.lanes}
+        self.places = {a: -(-int(r.size) // each.get(a, 1)) for a, r in base.ranges.items()}
+        self.repeated = [Axis(f"{a.name}_u", n) for a, n in base.register.items()]  # for which a thread reads once
         self.count = prod(self.places.values())
         if base.options.flat:  # all axes as one
             self.count = -(-prod(int(r.size) for r in base.ranges.values()) // plan.lanes)
@@ -50,7 +53,7 @@ class PackedMap:
 
     def _round(self, flat: Expr) -> tuple[Stmt, ...]:
         env, active, whole = self._spot(flat)
-        stores = self.base.stores(ThreadTile(env, (), (), (), {}), {})
+        stores = self._repeats(self.base.stores(ThreadTile(env, (), (), (), {}), {}))
         now, fetched = self._fetched(stores)
         inside: list[Stmt] = []
         moved: list[Stmt] = []
@@ -77,6 +80,17 @@ class PackedMap:
         both = (If(whole, packed, rest),)
         return alloc(self.registers, (*self._turns((*active, whole), fetched), *self._turns(active, both)))
 
+    def _repeats(self, stores: Sequence[Stmt]) -> list[Store]:
+        """Those of all places along the axes for which a thread reads once."""
+        found = []
+        for place in product(*(range(extent_of(a.extent)) for a in self.repeated)):
+            here: dict[Axis, Expr] = {a: const(n) for a, n in zip(self.repeated, place, strict=True)}
+            for store in stores:
+                assert isinstance(store, Store)
+                indices = tuple(simplify(substitute(i, here)) for i in store.indices)
+                found.append(Store(store.buffer, indices, simplify(substitute(store.value, here))))
+        return found
+
     def _each_lane(self, body: Sequence[Stmt]) -> tuple[Stmt, ...]:
         return unrolled([self.lane], body) if body else ()
 
@@ -102,6 +116,9 @@ class PackedMap:
             outermost = all(self.places[a] == 1 for a in base.order[:number])
             own = const(0) if places == 1 else rest if outermost else simplify(rest % places)
             rest = simplify(rest // places)
+            if axis in base.register:  # of which the box has all
+                env[axis] = simplify(part.low + var(self.repeated[list(base.register).index(axis)]))
+                continue
             size = self.lanes if axis is self.axis else 1
             first = simplify(own * size)
             if static(part.count) != places * size:

@@ -269,7 +269,7 @@ def finished(plan: Leaf, nest: Nest, box: Box, reduce_box: Mapping[Axis, Range])
         step, stages = _step(plan, nest, box, reduce_box)
         if step:
             return plan.with_options(ThreadForm, step=step, at_once=stages)
-    return replace(plan, register=())
+    return plan if nest.monoid is None else replace(plan, register=())
 
 
 def shares_sum(plan: Leaf, nest: Nest, warp: int) -> bool:
