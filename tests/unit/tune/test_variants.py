@@ -162,6 +162,15 @@ def test_every_variant_is_a_plan(model: str, name: str, tmp_path: Path) -> None:
     assert found > 8
 
 
+def test_kernels_that_copy_weights_before_their_steps_have_variants(tmp_path: Path) -> None:
+    """A leaf that copies a weight computes nothing: it is named after the weight."""
+    target = machine("a100")
+    made = build(load(written("lstm", tmp_path), {}), target, Options(stop_after="plan"))
+    assert made.program is not None and made.plan is not None
+    assert any(leaf.part == "copy" for kernel in made.plan.kernels for leaf in kernel.leaves)
+    assert find_groups(made.program, made.plan, target)
+
+
 def test_copies_that_are_read_from_are_tried_without() -> None:
     """The sum reads where the copy would be made from, in the same order: not a bit of the result changes."""
     target = machine("emerald_rapids")

@@ -261,11 +261,13 @@ def variants_of(kernel: Tile, nests: Sequence[Nest], program: Program, plan: Pla
 def shared_constants(program: Program, plan: Plan) -> frozenset[Tensor]:
     """Constants that more than one kernel reads."""
     computes = all_computes(program)
+    by_name = {t.name: t for t in program.constants}
     readers: dict[Tensor, set[str]] = {}
     for kernel in plan.kernels:
         inside = [name for leaf in kernel.leaves for name in (leaf.core, *leaf.epilogue, *leaf.composed)]
         for name in inside:
-            for tensor in reads(computes[name]):
+            # a copy brings the constant that it is named after
+            for tensor in reads(computes[name]) if name in computes else (by_name[name],):
                 if tensor in program.constants:
                     readers.setdefault(tensor, set()).add(kernel.name)
     return frozenset(t for t, kernels in readers.items() if len(kernels) > 1)
