@@ -315,8 +315,15 @@ class Plan:
 
     def issued_in(self, kernel: str) -> tuple[str, ...]:
         """What later steps hold and this kernel brings near while it computes."""
-        tiles = (n for n in self.body.walk() if isinstance(n, Tile))
-        return tuple(h.tensor for tile in tiles for h in tile.holds if h.issue == kernel)
+        return self._issued.get(kernel, ())
+
+    @cached_property
+    def _issued(self) -> Mapping[str, tuple[str, ...]]:
+        found: dict[str, tuple[str, ...]] = {}
+        for hold in (h for n in self.body.walk() if isinstance(n, Tile) for h in n.holds):
+            if hold.issue is not None:
+                found[hold.issue] = (*found.get(hold.issue, ()), hold.tensor)
+        return found
 
     def with_kernels(self, kernels: Mapping[str, Tile]) -> Plan:
         """The plan with other kernels in the place of those of these names."""
