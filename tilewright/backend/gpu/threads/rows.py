@@ -17,7 +17,7 @@ from tilewright.tile_graph.algebra.context import NestContext, is_contraction
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import Box, Size, box_elements
 from tilewright.tile_graph.algebra.streams import Stream
-from tilewright.tile_graph.plan.form import PADDED, Leaf, Tile
+from tilewright.tile_graph.plan.form import PADDED, Hold, Leaf, Tile
 from tilewright.tile_graph.traffic.moving import carried_copies
 
 
@@ -78,10 +78,12 @@ def with_padded_rows(
     found = padded_nests(nests, leaves, stored, stream, context)
     names = {n.tensor.name for n in found if all(_has_even_rows(t, boxes[n], context) for t in n.stores)}
 
+    def is_padded(hold: Hold) -> bool:
+        return hold.tensor in names and hold.fill is None and hold.mode != "rolling"
+
     def changed(tile: Tile) -> Tile:
         body = tuple(changed(n) if isinstance(n, Tile) else n for n in tile.body)
-        holds = tuple(replace(h, layout=PADDED) if h.tensor in names and h.fill is None else h
-                      for h in tile.holds)  # fmt: skip
+        holds = tuple(replace(h, layout=PADDED) if is_padded(h) else h for h in tile.holds)
         return replace(tile, body=body, holds=holds)
 
     return changed(kernel) if names else kernel
