@@ -216,7 +216,11 @@ COPIES: dict[str, tuple[Callable[[], Plan], str]] = {
     "no stages": (lambda: staged(holding("w", stages=0)), "'w' in 0 stages"),
     "a layout without warps": (
         lambda: staged(holding("w", layout="swizzled")),
-        "'w' has a layout: a tile holds both operands of the warps in it, others have none",
+        "'w' lies swizzled: only operands of warps do",
+    ),
+    "padded rows of what no block computes": (
+        lambda: staged(holding("w", layout="padded")),
+        "'w' lies padded: only what the leaves of a block store for each other does",
     ),
     "copies under way without warps": (
         lambda: staged(holding("w", fill="async copy")),

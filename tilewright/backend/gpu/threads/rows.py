@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from tilewright.backend.gpu.threads.window_plan import is_window
 from tilewright.ir.forms.expr import Load, axes_of
 from tilewright.ir.forms.tensor import Tensor
@@ -50,9 +52,11 @@ def _reads_rows(node: Load, nest: Nest, context: NestContext) -> bool:
     return not rows.isdisjoint(nest.axes) and not set(nest.reduce_axes).isdisjoint(axes_of(node.indices[along]))
 
 
-def _has_even_rows(tensor: Tensor, box: Box, context: NestContext) -> bool:
-    row = int(box[context.layout(tensor).order[-1].axis].size)
-    return row < int(box_elements(box)) and row * tensor.dtype.bytes % (2 * PACKET_BYTES) == 0
+def _even_rows(tensor: Tensor, box: Box, context: NestContext) -> Size:
+    """How many rows of a box (numbers or arrays) have an even number of packets: none, or all of several."""
+    row = box[context.layout(tensor).order[-1].axis].size
+    rows = box_elements(box) // np.maximum(row, 1)
+    return np.where((rows > 1) & (row * tensor.dtype.bytes % (2 * PACKET_BYTES) == 0), rows, 0)
 
 
 def padding_bytes(
@@ -63,9 +67,7 @@ def padding_bytes(
     copies = carried_copies(stream)
     for nest in padded:
         for tensor in nest.stores:
-            along = context.layout(tensor).order[-1].axis
-            rows = tuple(part for i, part in enumerate(boxes[nest]) if i != along)
-            found[tensor] = box_elements(rows) * PACKET_BYTES * copies.get(nest, 1)
+            found[tensor] = _even_rows(tensor, boxes[nest], context) * PACKET_BYTES * copies.get(nest, 1)
     return found
 
 
@@ -76,7 +78,7 @@ def with_padded_rows(
     """The kernel with how such tiles lie: those of several rows, each of an even number of packets."""
     stored = frozenset(t for n in nests if n.tensor.name not in kernel.held for t in n.stores)
     found = padded_nests(nests, leaves, stored, stream, context)
-    names = {n.tensor.name for n in found if all(_has_even_rows(t, boxes[n], context) for t in n.stores)}
+    names = {n.tensor.name for n in found if all(_even_rows(t, boxes[n], context) for t in n.stores)}
 
     def is_padded(hold: Hold) -> bool:
         return hold.tensor in names and hold.fill is None and hold.mode != "rolling"
