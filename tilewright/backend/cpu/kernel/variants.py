@@ -266,8 +266,9 @@ def shared_constants(program: Program, plan: Plan) -> frozenset[Tensor]:
     for kernel in plan.kernels:
         inside = [name for leaf in kernel.leaves for name in (leaf.core, *leaf.epilogue, *leaf.composed)]
         for name in inside:
-            # a copy brings the constant that it is named after
-            for tensor in reads(computes[name]) if name in computes else (by_name[name],):
+            # a leaf that copies is named after what it brings, a constant or an input
+            copied = [by_name[name]] if name in by_name else []
+            for tensor in reads(computes[name]) if name in computes else copied:
                 if tensor in program.constants:
                     readers.setdefault(tensor, set()).add(kernel.name)
     return frozenset(t for t, kernels in readers.items() if len(kernels) > 1)
