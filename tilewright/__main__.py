@@ -1,8 +1,6 @@
 """`python -m tilewright` is the `tilewright` command."""
 
-import sys
-
-from tilewright.cli.main import main
+from tilewright.cli.main import command
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

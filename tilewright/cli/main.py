@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import tilewright
 from tilewright.cli import bench, cache, common, compile, devices, explain, records, run, suite, tune
@@ -37,6 +39,15 @@ USER_ERROR = 2
 OUR_ERROR = 3
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+
+def command() -> NoReturn:
+    """The process's whole life. Ctrl-C while Python ends finds nothing left to tell: it ends at once, without a word."""
+    try:
+        status = main()
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.exit(status)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
