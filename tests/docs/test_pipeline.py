@@ -17,6 +17,7 @@ def test_the_tutorial_is_among_the_pages() -> None:
     assert "pipeline.md" in [p.name for p in PAGES]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "path", [pytest.param(p, marks=pytest.mark.slow if p.name in LONGER else (), id=p.name) for p in PAGES]
 )

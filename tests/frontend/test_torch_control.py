@@ -87,6 +87,7 @@ CASES = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
 @torch.no_grad()
 def test_whole(name: str, kernel_cache: Path) -> None:

@@ -258,7 +258,7 @@ def bound_in_a_test(x: Tensor) -> Any:
     return y, s * 1, x * n
 
 
-EXITS = [leaving_a_loop, asking_plainly, leaving_over_a_list, masked_in_a_loop]
+EXITS = [leaving_over_a_list, leaving_a_loop, asking_plainly, masked_in_a_loop]
 SLOW_EXITS = [returning_early, returning_from_loops, counted_by_data, bound_in_a_test]
 
 
@@ -437,7 +437,7 @@ class Steps(torch.nn.Module):
         return torch.stack(found) if self.in_list else rows
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("steps", "in_list", "loops"), [(20, False, 1), (16, False, 0), (20, True, 0)])
 def test_long_ranges_are_loops_of_the_graph(steps: int, in_list: bool, loops: int) -> None:
     """Where Python's own loop can do more than one of the graph, it is followed step by step."""

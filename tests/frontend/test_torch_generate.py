@@ -62,6 +62,7 @@ def test_generate() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.part(2)
 @pytest.mark.parametrize("name", ALL)
 def test_generate_with_a_growing_cache(name: str, native: Any) -> None:
     told = written(build(name), native, prompt())
@@ -69,6 +70,7 @@ def test_generate_with_a_growing_cache(name: str, native: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.part(2)
 @pytest.mark.parametrize("name", MOST_USED)
 def test_generate_with_a_cache_of_fixed_length(name: str, native: Any) -> None:
     written(build(name), native, prompt(), cache_implementation="static")

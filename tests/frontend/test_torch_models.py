@@ -72,6 +72,7 @@ class Leaves(torch.nn.Module):
 
 
 @pytest.mark.slow
+@pytest.mark.part(3)
 @pytest.mark.parametrize("name", [name for name in (*QUICK, *OTHERS) if name not in NO_ONNX])
 @torch.no_grad()
 def test_through_onnx(name: str, options: Options, tmp_path: Path) -> None:
@@ -88,6 +89,7 @@ def test_through_onnx(name: str, options: Options, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.part(3)
 @pytest.mark.parametrize("name", [*QUICK, *OTHERS])
 @torch.no_grad()
 def test_through_dynamo(name: str, options: Options) -> None:

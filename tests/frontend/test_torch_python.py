@@ -164,7 +164,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return found
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("function", RIGHT)
 def test_python_between_tensors(function: Callable[..., Any]) -> None:
     fast = compiled(function)

@@ -110,7 +110,7 @@ def one(dtype: str, nodes: list[onnx.NodeProto], **constants: int) -> onnx.Model
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("target", "schedule"), WAYS)
 @pytest.mark.parametrize("dtype", [
     dtype if np.dtype(dtype).itemsize in (1, 8) else pytest.param(dtype, marks=pytest.mark.slow) for dtype in TYPES

@@ -68,6 +68,7 @@ def compare(program: Program, inputs: Arrays, found: Arrays) -> None:
             )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("way", WAYS, ids="-".join)
 @pytest.mark.parametrize("seed", seeds(200, 60, range(40)))
 def test_loops(seed: int, way: tuple[str, str]) -> None:
@@ -77,6 +78,7 @@ def test_loops(seed: int, way: tuple[str, str]) -> None:
         compare(program, inputs, lowered(program, *way).on_loops(inputs))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("way", WAYS, ids="-".join)
 @pytest.mark.parametrize("seed", seeds(200, 60, QUICK))
 def test_machine_code(seed: int, way: tuple[str, str], kernel_cache: Path, request: pytest.FixtureRequest) -> None:

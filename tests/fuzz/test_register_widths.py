@@ -64,6 +64,7 @@ def test_every_machine_computes_the_same(seed: int, name: str) -> None:
             compare(made.program, inputs, made.on_loops(inputs))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", [
     pytest.param(name, marks=() if name in ("neoverse_n1", "avx2_desktop") else pytest.mark.slow) for name in MACHINES
 ])  # fmt: skip

@@ -121,6 +121,7 @@ def random_tree(program: Program, seed: int, is_rich: bool = False) -> Plan:
     return plan.with_kernels(changed)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", seeds(2000, 300, QUICK))
 def test_random_trees(seed: int) -> None:
     program = prepared(seed)

@@ -73,6 +73,7 @@ def operators(names: Sequence[str], target: Target) -> dict[str, Graph]:
 OFTEN = ("avx2_desktop", "emerald_rapids", "neoverse_n1")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("there", "batch"), sampled(range(BATCHES), 1, OFTEN))
 def test_one_case_an_operator(there: str, batch: int, kernel_cache: Path) -> None:
     target = machine(there)
@@ -88,7 +89,7 @@ def test_one_case_an_operator(there: str, batch: int, kernel_cache: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.part(5)
+@pytest.mark.part(10)
 @pytest.mark.parametrize("start", range(0, len(cases()), CASES_AT_ONCE))
 @pytest.mark.parametrize("there", MACHINES)
 def test_every_case(there: str, start: int, kernel_cache: Path) -> None:
@@ -157,6 +158,7 @@ def zoo_cases() -> list[tuple[str, str, str | None]]:
 
 
 @pytest.mark.slow
+@pytest.mark.part(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "there", "precision"), zoo_cases())
 def test_zoo(name: str, there: str, precision: str | None, zoo_file: Callable[..., Path], kernel_cache: Path) -> None:

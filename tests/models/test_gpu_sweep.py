@@ -39,6 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("swept")
 
 
+@pytest.mark.part(3)
 @pytest.mark.parametrize(("model", "batch", "gpu", "precision"), cases())
 def test_all_kernels_can_be_started(model: str, batch: int, gpu: str, precision: str, folder: Path) -> None:
     path = gpu_sweep.exported(model, folder)

@@ -23,7 +23,7 @@ EXPORTS = [
 ]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("name", "exporter"), EXPORTS)
 def test_export_agrees_with_torch(name: str, exporter: str, zoo_file: Callable[..., Path]) -> None:
     path = zoo_file(name, exporter)

@@ -111,6 +111,7 @@ def unsupported(graph: Graph, target: Target = CPU) -> str | None:
     return None
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_one_case_an_operator(batch: int, kernel_cache: Path) -> None:
     chosen = {name: cases()[name] for name in representatives()[batch::BATCHES]}
@@ -130,7 +131,7 @@ def test_one_case_an_operator(batch: int, kernel_cache: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.part(6)
+@pytest.mark.part(12)
 @pytest.mark.parametrize("name", sorted(cases()))
 def test_every_case(name: str, kernel_cache: Path) -> None:
     case = cases()[name]

@@ -20,7 +20,7 @@ EXPORTS = [
 ]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.filterwarnings("ignore")  # exporters warn about themselves
 @pytest.mark.parametrize(("name", "exporter"), EXPORTS)
 def test_small_model(name: str, exporter: str, run_model: RunModel, zoo_file) -> None:

@@ -111,7 +111,7 @@ def with_block(plan: Plan, block: int) -> Plan:
     return map_tiles(plan, lambda tile: walked if tile == stream else tile)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(("kind", "length", "head"), sampled())
 def test_streamed_and_resident_agree(kind: str, length: int, head: int, kernel_cache: Path) -> None:
     program = programs(make(kind, length, head), N1)["layout"]
@@ -175,7 +175,7 @@ PASSING_ZERO: dict[str, list[Step]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", PASSING_ZERO)
 def test_a_scale_may_come_late(kind: str) -> None:
     """What was summed before there was a scale counts all the same."""

@@ -37,7 +37,7 @@ from tilewright.transform.clean.fold import fold_constants
 SCHEDULES = ("none", "connected")
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_graph(name: str, schedule: str, tmp_path_factory: pytest.TempPathFactory) -> None:

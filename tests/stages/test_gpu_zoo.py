@@ -44,7 +44,7 @@ def test_connecting_makes_fewer_kernels(exported: tuple[Path, Any, Any], kernel_
     assert counts["connected"] < counts["none"]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_runs_agree_to_the_bit(exported: tuple[Path, Any, Any], kernel_cache: Path) -> None:
     path, inputs, _ = exported
     artifact = compiled(path, "connected", kernel_cache)

@@ -71,6 +71,7 @@ def test_programs(export, name: str, exporter: str) -> None:
     assert zoo.relative_error(wide, made.reference) < max(5e-7, 2 * made.torch_error)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(("name", "exporter"), EXPORTS)
 def test_loops(export, name: str, exporter: str, schedule: str) -> None:

@@ -78,6 +78,7 @@ def test_every_form_agrees(name: str, kernel_cache: Path) -> None:
     assert error(made.natively(inputs, kernel_cache)["y"], wanted) < 1e-7
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("size", [*(pytest.param(n, marks=pytest.mark.slow) for n in (8, 32)), 16, 64])
 def test_every_width(size: int, kernel_cache: Path) -> None:
     """What machines with wider vectors would run, compiled here."""

@@ -60,6 +60,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("size", "schedule"), CASES)
 def test_sizes_that_do_not_fill_vectors(size: int, schedule: str, kernel_cache: Path) -> None:
     registers, by_lane = WIDTHS[size]

@@ -42,7 +42,7 @@ BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 
 def command() -> NoReturn:
-    """The process's whole life. Ctrl-C while Python ends finds nothing left to tell: it ends at once, without a word."""
+    """The whole process. Ctrl-C while Python ends finds nothing left to tell: it ends at once, without a word."""
     try:
         status = main()
     finally:

@@ -121,6 +121,7 @@ def test_printable_keeps_text() -> None:
     assert common.printable("café 日本\nnext\x1b[0m\x00") == "café 日本\nnext\\x1b[0m\\x00"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("command", ["run", "explain"])
 def test_any_name_in_an_ascii_terminal(command: str, tmp_path: Path, kernel_cache: Path) -> None:
     environment = {

@@ -111,6 +111,7 @@ def test_what_no_plan_can_do_is_still_an_error(model: ModelProto, monkeypatch: p
         build(load(model, {}), machine("neoverse_n1"), Options(stop_after="loops"))
 
 
+@pytest.mark.slow
 def test_the_tuner_leaves_out_what_is_no_plan(
     model: ModelProto, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

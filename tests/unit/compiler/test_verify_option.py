@@ -39,6 +39,7 @@ def edited(model: ModelProto, tmp_path: Path, stage: str, name: str, edit: Calla
     compiled(model, tmp_path, overrides=((stage, path),))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("target", ("cpu", "cuda-emulated"))
 def test_right_stages_pass(target: str, kernel_cache: Path) -> None:
     compiled(attention(13, 5), kernel_cache, target=target)

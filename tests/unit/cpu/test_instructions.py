@@ -181,7 +181,7 @@ def test_odd_matrices(dot: Dot, pair: Pair, shape: tuple[int, int, int], cache: 
     check(lowered(program, target_of(dot)), dot, pair, cache)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @every_instruction
 @pytest.mark.parametrize("flipped", [pytest.param(False, marks=pytest.mark.slow), True], ids=["columns", "rows"])
 def test_both_operands_computed_at_run_time(dot: Dot, pair: Pair, flipped: bool, cache: Path) -> None:
@@ -189,7 +189,7 @@ def test_both_operands_computed_at_run_time(dot: Dot, pair: Pair, flipped: bool,
     check(lowered(program, target_of(dot)), dot, pair, cache)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @every_instruction
 @pytest.mark.parametrize(
     ("size", "outputs", "window", "stride", "pad"),

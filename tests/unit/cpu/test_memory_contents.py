@@ -191,7 +191,7 @@ def backwards(image: ModelImage) -> ModelImage:
     return replace(image, kernels=kernels, stages=tuple(replace(s, kernel=f"back_{s.kernel}") for s in image.stages))
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", [*CASES, *(f"{name} narrow" for name in PRECISIONS)])
 def test_what_memory_holds_and_which_tile_comes_first_reach_no_result(name: str, built: Builder) -> None:
     program, image = made(name)
@@ -254,7 +254,7 @@ def image_of(made: Lowered) -> ModelImage:
     return machine_code.model_image(machine_code.render(loops, CPU, DIALECT), loops, made.program, made.plan)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", TILED)
 def test_what_two_tiles_store_is_the_same(name: str, built: Builder) -> None:
     made = cut_along_the_vector(TILED[name])

@@ -72,7 +72,7 @@ TURNING = [
 ]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("kind", "batch", "direction"), TURNING)
 def test_steps_that_turn_round_give_the_same(kind: str, batch: int, direction: str, kernel_cache: Path) -> None:
     model = recurrence(kind, hidden=SIZES[kind], batch=batch, direction=direction)

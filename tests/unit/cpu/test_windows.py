@@ -75,7 +75,7 @@ CASES = {
 }
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @every_dot
 @pytest.mark.parametrize("name", CASES)
 def test_windows_are_exact(name: str, dot: Dot, cache: Path) -> None:

@@ -149,6 +149,7 @@ class Reshaped(torch.nn.Module):
         return (x.view(-1, 2, 2) * scale).softmax(0).sum(2) + rows[:, None]
 
 
+@pytest.mark.slow
 def test_modules_of_pytorch(kernel_cache: Path) -> None:
     module, options = Reshaped().eval(), tilewright.Options(cache_dir=kernel_cache, threads=2)
     x = torch.randn(3, 4)

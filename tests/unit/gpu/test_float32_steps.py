@@ -97,7 +97,7 @@ def streamed(rows: int, width: int) -> ModelProto:
     return graph(nodes, [("q", shape), ("k", shape), ("v", shape)], [("o", shape)])
 
 
-@pytest.mark.parametrize(("rows", "width"), [(160, 32), (256, 64)])
+@pytest.mark.parametrize(("rows", "width"), [(160, 32), pytest.param(256, 64, marks=pytest.mark.slow)])
 def test_threads_that_read_rows_of_a_tile_find_them_in_other_banks(rows: int, width: int, kernel_cache: Path) -> None:
     """Rows of whole bank lines are a packet longer, and the answers the same."""
     options = Options(target="cuda-emulated", cache_dir=kernel_cache, schedule="connected")

@@ -127,7 +127,7 @@ def test_equal_kernels_take_a_choice_together() -> None:
     assert len(calls_of([plan.kernels[i] for i in group.members], made.program, loops)) == 2
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", MODELS)
 def test_tuning_for_a_gpu_keeps_the_fastest_by_a_made_up_clock(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

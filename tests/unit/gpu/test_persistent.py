@@ -69,7 +69,7 @@ def test_steps_inside_a_kernel_agree(kind: str, hidden: int, tmp_path: Path) -> 
     close(emulated(program, plan, loops, tmp_path), evaluate(program, random_inputs(program)))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("kind", "hidden"), [("LSTM", 40), ("GRU", 40), ("LSTM", 34)])
 def test_a_warp_takes_several_outputs_where_there_are_more_than_warps(kind: str, hidden: int, tmp_path: Path) -> None:
     few = replace(DEAR, units=4, max_threads=256)

@@ -71,6 +71,7 @@ def test_conditions_choose_places() -> None:
     assert chosen_places(apart) is apart
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("group", [64, 16], ids=["depthwise", "grouped"])
 def test_weights_that_threads_read_by_themselves_lie_beside_each_other(group: int, tmp_path: Path) -> None:
     """Neighbouring threads have neighbouring channels, which products beside the convolution leave innermost."""

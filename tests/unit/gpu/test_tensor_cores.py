@@ -500,6 +500,7 @@ def test_sums_of_products_with_few_tiles_are_cut_into_parts() -> None:
         assert whole is not None and len(whole.kernels) == 1
 
 
+@pytest.mark.slow
 def test_products_inside_a_stream(tmp_path: Path) -> None:
     """Both products of an attention on tensor cores, between them a softmax whose state is carried along the keys."""
     from tests.gpu_stages import attention

@@ -224,6 +224,7 @@ def emulated(artifact: Artifact, cache_dir: Path) -> None:
     assert error(known[output.name], meaning(artifact, given).astype(np.float64)) < 3e-7
 
 
+@pytest.mark.slow
 def test_emulated_kernels_compute_the_product(tmp_path: Path) -> None:
     emulated(in_terms(CASES["whole"]), tmp_path)
     emulated(grouped(96), tmp_path)

@@ -121,6 +121,7 @@ def test_threads_do_not_matter(path: Path, compile_it: Callable[..., Model]) -> 
     assert again._runner.threads == 2
 
 
+@pytest.mark.slow
 def test_shapes_matter(tmp_path: Path) -> None:
     ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in ("x", "y")]
     graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "open", ports[:1], ports[1:])

@@ -285,6 +285,7 @@ def test_a_small_limit_on_files_is_no_obstacle(model: Path, tmp_path: Path) -> N
     check(done)
 
 
+@pytest.mark.slow
 def test_a_damaged_entry_is_compiled_again(model: Path, filled: Path, tmp_path: Path) -> None:
     """Every file of the cache damaged at once: nothing of it is loaded."""
     folder = Path(shutil.copytree(filled, tmp_path / "cache"))

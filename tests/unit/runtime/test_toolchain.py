@@ -110,6 +110,7 @@ def test_cxx_shared_object_follows_its_headers(cache: Cache, tmp_path: Path) -> 
     assert paths[0] != paths[1] == paths[2]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="the ziglang package is not installed")
 def test_zig_builds_a_model(cache: Cache) -> None:
     compiler, machine = find_compiler("zig"), this_machine()

@@ -154,6 +154,7 @@ def written(model: str, folder: Path) -> ModelProto | Path:
 
 
 @pytest.mark.slow
+@pytest.mark.part(5)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", ["neoverse_n1", "emerald_rapids", "emerald_rapids_avx512", "avx2_desktop", "apple_arm",
                                   "h200", "a100", "l40s"])  # fmt: skip

@@ -34,7 +34,8 @@ from tilewright.frontend.pytorch.aliases import (
     view_of,
 )
 from tilewright.frontend.pytorch.attributes import Snapshot, snapshot
-from tilewright.frontend.pytorch.fx import FxParts, decompositions, make_graph
+from tilewright.frontend.pytorch.decompose import decomposed
+from tilewright.frontend.pytorch.fx import FxParts, make_graph
 from tilewright.frontend.pytorch.higher_order import closure
 from tilewright.frontend.pytorch.mutations import Mutation, make_bodies_functional
 from tilewright.frontend.pytorch.own_operators import one_of
@@ -258,7 +259,7 @@ def _exported(module: torch.nn.Module, given: tuple[Any, ...], by_name: dict[str
         program = torch.export.export(module, given, by_name, strict=False)
     follow_copies(program.graph_module)
     mutations = make_bodies_functional(program.graph_module)
-    program = program.run_decompositions(decompositions())
+    program = decomposed(program)
     program.graph.eliminate_dead_code()
     return program, mutations
 
