@@ -124,6 +124,28 @@ def test_loops_are_in_the_graph_where_they_can_be_counted() -> None:
     assert not loop.inputs[0] and loop.inputs[1] not in ended.constants
 
 
+class ShortLoop(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        for k in range(3):
+            y[k] = y[k] * x[2 - k]
+        return y
+
+
+def test_short_loops_over_elements_are_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = []
+    follow = torch.export.export
+
+    def counted(module: nn.Module, *rest: Any, **named: Any) -> Any:
+        modules.append(module)
+        return follow(module, *rest, **named)
+
+    monkeypatch.setattr(torch.export, "export", counted)
+    module = ShortLoop()
+    export(module, (torch.rand(3, 4),), {})
+    assert [m for m in modules if m is module] == [module]
+
+
 def test_a_count_that_is_no_tensor_is_named() -> None:
     with pytest.raises(
         UnsupportedError, match=r"while_loop.*an operand that is no tensor; carry a count as torch.tensor"

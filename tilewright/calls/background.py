@@ -14,11 +14,17 @@ from typing import Any
 from weakref import finalize
 
 _LOWEST_PRIORITY = 19
+# At priority 19 alone, work that runs when a call begins keeps its processor until the next tick (Linux 6.18: a median
+# of 20 ms a call for 14.5 ms, and of 12.2 for 11.4 as idle work).
 # The pipe stays open for as long as whoever wants the result is there: its end is the end of the work, compilers that
 # it has started included. SystemExit lets them tidy up.
 _CHILD = f"""
 import os, pickle, signal, sys, threading
 os.nice({_LOWEST_PRIORITY})
+try:
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+except (AttributeError, OSError):
+    pass
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 stream = sys.stdin.buffer
 sys.path[:] = pickle.load(stream)

@@ -166,13 +166,12 @@ def export(
 
 
 def _with_long_loops(module: torch.nn.Module, read: Callable[[], Exported]) -> Exported | None:
-    """The module with long loops over ranges as loops of the graph; None where it has none that can be."""
-    with rewritten_control(module) as calls:
+    """The module with long loops over ranges as loops of the graph; None where it is not followed like that."""
+    with rewritten_control(module):
         try:
-            found = read()
+            return read()
         except (_FollowError, UnsupportedError):
             return None
-    return found if calls.loops else None
 
 
 class _FollowError(ModelError):

@@ -61,7 +61,6 @@ class Calls(Expressions):
     def __init__(self, rolls: bool = True) -> None:
         """Where it `rolls`, the steps of a loop behind the first that a tensor may end are a loop of the graph."""
         super().__init__()
-        self.loops = 0  # over ranges that became loops of the graph
         self.rolled = 0  # of which Python's own could be
         self._rolls = rolls
         self._written_out: set[str] = set()  # where loops stand that cannot be
@@ -305,12 +304,10 @@ class Calls(Expressions):
             return (numeral(place + step), *body(place, *others))
 
         unset = Unbound(names[0], "has no value behind a loop over a range that data end")
-        found = self._loop(
+        return self._loop(
             goes_on, one, ("the counter", *names), (counter, unset, *values[1:]),
             augmented, read, where,
-        )  # fmt: skip
-        self.loops += 1
-        return found[1:]
+        )[1:]  # fmt: skip
 
     def _loop(
         self, test: Step, body: Step, names: Sequence[str], values: Values, augmented: Sequence[str], read: Values,
