@@ -111,10 +111,33 @@ def test_every_form_agrees(name: str, case: str) -> None:
     build(load(CASES[case], {}), machine(name), Options(stop_after="source", verify=True))
 
 
+def kernels_of(model: ModelProto, name: str) -> str:
+    texts = build(load(model, {}), machine(name), Options(stop_after="source")).sources.values()
+    return "".join(text.split("void k", 1)[1] for text in texts)
+
+
 @pytest.mark.parametrize("name", ["emerald_rapids", "avx2_desktop"])
 def test_lanes_inside_are_read_at_once(name: str) -> None:
-    text = "".join(build(load(CASES["several"], {}), machine(name), Options(stop_after="source")).sources.values())
-    assert "tw_run_" in text.split("void k", 1)[1]
+    """Where tiles end anywhere in the pieces of long rows."""
+    assert "tw_run_" in kernels_of(joined(7, 700_001, 50), name)
+
+
+def normalised(pieces: int) -> ModelProto:
+    """The pieces of a DenseNet's layer, channels last: scaled by column and clamped."""
+    names = [f"x{k}" for k in range(pieces)]
+    steps = [("Concat", names, "c", {"axis": 1}), ("Mul", ["c", "w"], "m", {}), ("Add", ["m", "b"], "a", {}),
+             ("Relu", ["a"], "y", {})]  # fmt: skip
+    weights = {n: RNG.random(32 * pieces, dtype=np.float32) for n in "wb"}
+    return model_of(steps, dict.fromkeys(names, (196, 32)), {"y": (196, 32 * pieces)}, weights)
+
+
+@pytest.mark.parametrize("name", ["emerald_rapids", "avx2_desktop", "neoverse_n1"])
+@pytest.mark.parametrize(
+    "model", [joined(*[40] * 10), joined(*[64] * 60), normalised(24)], ids=["ten", "sixty", "scaled"]
+)
+def test_of_pieces_of_many_tensors_each_is_read_where_it_is(model: ModelProto, name: str) -> None:
+    text = kernels_of(model, name)
+    assert "tw_run_" not in text and "tw_select_" not in text and " ? " not in text
 
 
 @pytest.mark.sample(3)

@@ -57,7 +57,7 @@ from tilewright.backend.protocol import Choice
 from tilewright.ir.forms.expr import Axis, var
 from tilewright.ir.forms.tensor import Tensor
 from tilewright.tile_graph.algebra.context import NestContext, is_contraction, kind_of
-from tilewright.tile_graph.algebra.cuts import is_cut
+from tilewright.tile_graph.algebra.cuts import is_cut, is_of_many
 from tilewright.tile_graph.algebra.nest import Nest, period
 from tilewright.tile_graph.algebra.propagate import (
     Box,
@@ -506,9 +506,9 @@ def _cut_axes(root: Nest, plan: Leaf) -> list[Axis]:
         return []
     names = dict(plan.register) if root.monoid is None else [plan.vector] if plan.vector else []
     axes = [a for a in map(root.named, names) if a in root.axes]
-    found = [a for a in axes if is_cut(a, root.elements or root.values, plan.lanes)]
+    found = [a for a in axes if is_cut(a, root, plan.lanes)]
     others = prod(extent_of(a.extent) for a in root.axes if a not in found)
-    return found if others >= ENOUGH_TILES else []
+    return found if others >= ENOUGH_TILES else [a for a in found if is_of_many(a, root, plan.lanes)]
 
 
 def _compute_seconds(

@@ -94,7 +94,7 @@ class Arithmetic:
         for axis in form.blocked:
             cutting = axis is form.vector or (nest.monoid is None and not nest.unswitched)
             if cutting and axis in nest.axes and not self.around.get(axis) and axis not in self._groups:
-                parts = cut(whole(extent_of(axis.extent)), axis, nest.elements or nest.values, form.lanes)
+                parts = cut(whole(extent_of(axis.extent)), axis, nest, form.lanes)
                 if len(parts) > 1:
                     found[axis] = tuple(int(p.size) for p in parts)
         return found

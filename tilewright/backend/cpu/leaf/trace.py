@@ -90,7 +90,7 @@ class _Leaf:
         parts = [extent]
         is_cut = axis is low.vector or (self.nest.monoid is None and not self.nest.unswitched)
         if is_cut and axis not in self.run and group is None:
-            parts = cut(extent, axis, self.nest.elements or self.nest.values, low.plan.lanes)
+            parts = cut(extent, axis, self.nest, low.plan.lanes)
         found: list[BlockRun] = []
         for part in parts:
             if axis is low.transposed:

@@ -51,7 +51,7 @@ from tilewright.tile_graph.algebra.context import (
     stride,
     walked_on,
 )
-from tilewright.tile_graph.algebra.cuts import cut
+from tilewright.tile_graph.algebra.cuts import cut, is_cut
 from tilewright.tile_graph.algebra.nest import Nest, data_cost, moves, shares_a_read
 from tilewright.tile_graph.algebra.propagate import Size, extent_of, whole
 from tilewright.tile_graph.algebra.streams import Stream
@@ -252,8 +252,10 @@ def _scatter_seconds(nest: Nest, vector: Axis, register: Mapping[Axis, int], con
 def _vector_axes(nest: Nest, context: NestContext) -> list[Axis | None]:
     """Axes worth a vector, the cheapest first: one, or for a contraction all that come near it."""
     costs = []
+    lanes = context.target.lanes(widest_bytes(nest))
     for axis in (*(a for a in reversed(nest.axes) if a not in nest.unswitched), *reversed(nest.reduce_axes)):
-        cost = vector_cost(nest, axis, context) if _choices_along(nest, axis) <= VECTOR_CHOICES else None
+        is_told = _choices_along(nest, axis) <= VECTOR_CHOICES or is_cut(axis, nest, lanes)
+        cost = vector_cost(nest, axis, context) if is_told else None
         if cost is not None:
             costs.append((cost, axis))
     costs.sort(key=lambda pair: pair[0])
@@ -262,13 +264,14 @@ def _vector_axes(nest: Nest, context: NestContext) -> list[Axis | None]:
     if not is_contraction(nest):
         return [costs[0][1]]
     best = costs[0][1]
-    if best in nest.axes and span(nest, best, context) >= VECTORS_WIDE * context.target.lanes(widest_bytes(nest)):
+    if best in nest.axes and span(nest, best, context) >= VECTORS_WIDE * lanes:
         costs = [(cost, axis) for cost, axis in costs if axis in nest.axes]  # vectors are full: nothing to fold for
     return [axis for cost, axis in costs[:3] if cost <= costs[0][0] * VECTOR_NEAR]
 
 
 def _choices_along(nest: Nest, axis: Axis) -> int:
-    """Places that decide between values along an axis: each lane would have all of them written out."""
+    """Places that decide between values along an axis: each lane would have all of them written out, if the axis is
+    not cut there."""
     return sum(is_op(n, "select") and axis in n.args[0].axes for n in walk(*nest.elements, *nest.values))
 
 
@@ -354,7 +357,7 @@ def _parts(nest: Nest, vector: Axis | None, lanes: int) -> tuple[int, ...]:
         return ()
     if not any(is_op(n, "select") for n in walk(*nest.elements)):
         return ()
-    found = cut(whole(extent_of(vector.extent)), vector, nest.elements, lanes)
+    found = cut(whole(extent_of(vector.extent)), vector, nest, lanes)
     return tuple(int(part.size) for part in found) if len(found) > 1 else ()
 
 

@@ -113,9 +113,8 @@ class CpuNest(LaneSums):
             self.group = None if axis is self.vector else self.group
             return (For(loop, ForKind.SERIAL, inner),)
         if axis is self.vector or self.nest.monoid is None:
-            checked = self.nest.elements or self.nest.values
             whole = axis is not self.vector and bool(self.nest.unswitched)
-            parts = [extent] if whole else cut(extent, axis, checked, self.plan.lanes)
+            parts = [extent] if whole else cut(extent, axis, self.nest, self.plan.lanes)
             return tuple(s for part in parts for s in self._blocks(axis, part, depth, env, blocked))
         return self._blocks(axis, extent, depth, env, blocked)
 
