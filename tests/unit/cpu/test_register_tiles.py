@@ -12,7 +12,7 @@ from tilewright import Options
 from tilewright.compiler.pipeline import build
 from tilewright.frontend.onnx.model import load
 from tilewright.schedule.planner import make_plan
-from tilewright.target import MemoryLevel, Target
+from tilewright.target import MemoryLevel, Target, machine
 from tilewright.transform.layout.choose import choose_layouts
 
 LEVELS = (
@@ -47,3 +47,19 @@ def test_a_short_run_takes_a_whole_line() -> None:
     (nest,) = kernel.leaves
     assert nest.vector == "o1"
     assert 512 * (64 + 4 * dict(nest.register)["o1"]) <= LEVELS[1].capacity
+
+
+@pytest.mark.parametrize("name", ["emerald_rapids", "avx2_desktop", "neoverse_n1"])
+@pytest.mark.parametrize("columns", [1000, 500, 1004])
+def test_tiles_of_a_mean_do_not_cut_vectors_of_the_sums_before_it(name: str, columns: int) -> None:
+    """1000 channels in four even parts are 250 each: their vectors would be put together of two panels of weights."""
+    weight = {"w": np.zeros((columns, 512, 1, 1), np.float32)}
+    steps = [("Conv", ["x", "w"], "c", {}), ("Relu", ["c"], "r", {}), ("GlobalAveragePool", ["r"], "y", {})]
+    model = model_of(steps, {"x": (1, 512, 13, 13)}, {"y": (1, columns, 1, 1)}, weight)
+    made = build(load(model, {}), machine(name), Options(stop_after="plan"))
+    assert made.plan is not None
+    (kernel,) = [k for k in made.plan.kernels if any(leaf.tensor == "r" for leaf in k.leaves)]
+    (sums,) = [leaf for leaf in kernel.leaves if leaf.tensor == "r"]
+    assert sums.vector == "o1"
+    size = dict(kernel.sizes).get("t1", columns)
+    assert size == columns or size % sums.lanes == 0

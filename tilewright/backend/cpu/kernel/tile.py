@@ -15,6 +15,7 @@ import numpy as np
 
 from tilewright.backend.cpu.constants import (
     CARRIED,
+    CUT_PANELS,
     ENOUGH_TILES,
     EVENED,
     FEW_TILES,
@@ -56,7 +57,7 @@ from tilewright.backend.cpu.prefetch.soon import prefetch_before, weights_in_pan
 from tilewright.backend.protocol import Choice
 from tilewright.ir.forms.expr import Axis, var
 from tilewright.ir.forms.tensor import Tensor
-from tilewright.tile_graph.algebra.context import NestContext, is_contraction, kind_of
+from tilewright.tile_graph.algebra.context import NestContext, is_contraction, kind_of, packed_axis
 from tilewright.tile_graph.algebra.cuts import is_cut, is_of_many
 from tilewright.tile_graph.algebra.nest import Nest, period
 from tilewright.tile_graph.algebra.propagate import (
@@ -533,6 +534,18 @@ def _compute_seconds(
     return total
 
 
+def _cut_panels(nest: Nest, plan: Leaf, box: Box, context: NestContext) -> Size:
+    """How many times as long a sum takes with vectors that begin anywhere in panels of its weights: lane by lane they
+    are put together of two."""
+    vector = nest.named(plan.vector) if plan.vector else None
+    if vector is None or vector not in nest.axes:
+        return 1.0
+    if not any(n.source in context.constants and packed_axis(n, vector) is not None for n in nest.element_loads):
+        return 1.0
+    part = box[nest.axes.index(vector)]
+    return np.where((part.size >= extent_of(vector.extent)) | (part.size % plan.lanes == 0), 1.0, CUT_PANELS)
+
+
 def _nest_seconds(
     nest: Nest, plan: Leaf, box: Box, context: NestContext, times: Size, carried: Size, carrying: float
 ) -> Size:
@@ -547,6 +560,7 @@ def _nest_seconds(
     if plan.instruction is None:
         vector = nest.named(plan.vector) if plan.vector else None
         register = {nest.named(a): n for a, n in plan.register}
+        total = total * _cut_panels(nest, plan, box, context)
         total = total + scatter_cycles(nest, vector, register, context, points) * 2 * wide / rate
     per_point = epilogue_cost(nest) + carrying * carried
     return total + points * per_point * vectors / register_fill(nest, plan, box, context) / rate
