@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto
 
 from tests.faults import inject, sites
 from tests.gpu_launch import grid_of, source_of
-from tests.gpu_stages import convolution, graph, on_loops, random_inputs
+from tests.gpu_stages import convolution, graph, no_plan_fails, on_loops, random_inputs
 from tests.plans import map_leaves, map_tiles
 from tilewright.backend.gpu.kernel.shared_arena import place_shared
 from tilewright.backend.gpu.matrix.cost import layout_for
@@ -345,6 +345,38 @@ def test_what_does_not_lie_in_packets_is_not_copied_so(name: str) -> None:
     assert asked != plan_of(name)
     with pytest.raises(InternalError, match="does not lie in packets that an async copy could bring for 'o"):
         lower_program(artifact.program, asked, backend_for(machine("cuda-emulated")).lower_kernel)
+
+
+def rotated(words: int, heads: int, size: int) -> ModelProto:
+    """The halves of every head of a product change places, one of them negated: a block of the result reads columns of
+    the product that begin half a head beside its own."""
+    wide, half = heads * size, size // 2
+    bounds = {"zero": 0, "half": half, "end": size, "axis": 2}
+    nodes = [*(("Constant", [], name, {"value_ints": [at]}) for name, at in bounds.items()),
+             ("Constant", [], "shape", {"value_ints": [words, heads, size]}),
+             ("MatMul", ["x", "w"], "y", {}), ("Reshape", ["y", "shape"], "q", {}),
+             ("Slice", ["q", "zero", "half", "axis"], "a", {}), ("Slice", ["q", "half", "end", "axis"], "b", {}),
+             ("Neg", ["b"], "n", {}), ("Concat", ["n", "a"], "r", {"axis": 2}), ("Mul", ["q", "c"], "u", {}),
+             ("Mul", ["r", "s"], "v", {}), ("Add", ["u", "v"], "o", {})]  # fmt: skip
+    kinds = dict.fromkeys("xwyqabnrcsuvo", HALF)
+    inputs = [("x", (words, wide)), ("w", (wide, wide)), ("c", (words, 1, size)), ("s", (words, 1, size))]
+    return graph(nodes, inputs, [("o", (words, heads, size))], kinds)
+
+
+@pytest.mark.parametrize("size", [18, 32, 34])
+@pytest.mark.parametrize("target", ["cuda-emulated", "h200"])
+def test_boxes_that_cut_packets_are_not_copied_in_packets(target: str, size: int) -> None:
+    """Where half a head is no whole number of packets, none of the weights begins where such a block does."""
+    with no_plan_fails():
+        artifact = build(load(rotated(19, 4, size)), machine(target), Options(target=target, stop_after="loops"))
+    assert artifact.plan is not None and artifact.program is not None
+    tiles = [t for k in artifact.plan.kernels for t in k.walk() if isinstance(t, Tile)]
+    fills = {h.fill for t in tiles for h in t.holds if h.tensor == "w"}
+    assert fills == {ASYNC} or size % 16
+    inputs = random_inputs(artifact)
+    (expected,) = (evaluate(artifact.program, inputs)[t.name] for t in artifact.program.outputs)
+    (found,) = on_loops(artifact, inputs).values()
+    assert_close(found, np.asarray(expected))
 
 
 def in_groups(plan: Plan, count: int) -> Plan:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
+from tilewright.backend.gpu.boxes import block_of
 from tilewright.backend.gpu.kernel.room import unordered
 from tilewright.backend.gpu.maps.plan import fitted
 from tilewright.backend.gpu.matrix.plan import (
@@ -12,7 +13,6 @@ from tilewright.backend.gpu.matrix.plan import (
     choose_fragments,
     instruction_of,
     is_rolled,
-    product_of,
     with_warps,
 )
 from tilewright.backend.gpu.stream.plan import finished_stream, in_registers, planned
@@ -30,11 +30,9 @@ from tilewright.backend.gpu.threads.plan import (
 )
 from tilewright.backend.gpu.threads.rows import with_padded_rows
 from tilewright.backend.protocol import Choice
-from tilewright.ir.forms.expr import Axis, var
 from tilewright.ir.meaning.instruct import WARP
 from tilewright.tile_graph.algebra.context import NestContext
 from tilewright.tile_graph.algebra.nest import Nest
-from tilewright.tile_graph.algebra.propagate import Box, Range, extent_of, propagate
 from tilewright.tile_graph.algebra.streams import Stream
 from tilewright.tile_graph.plan.form import Leaf, Tile
 from tilewright.tile_graph.plan.leaf_form import FragmentForm, ThreadForm
@@ -54,33 +52,6 @@ def plan_gpu_nest(nest: Nest, context: NestContext) -> Leaf:
     return plan_threads(nest, free, context)
 
 
-@dataclass(frozen=True)
-class Block:
-    """What one block computes: the box of every nest, and the parts of reductions that it walks at a time."""
-
-    boxes: Mapping[Nest, Box]
-    limits: Mapping[Nest, Mapping[Axis, Range]]
-    blocks: int  # of the kernel
-    steps: Mapping[str, int]  # what the origins that boxes begin from are multiples of, by their names
-
-
-def block_of(nests: Sequence[Nest], tile: Mapping[str, int], stream: Stream | None, block: int) -> Block:
-    root = nests[-1]
-    ranges = []
-    steps = {"block": block}
-    count = 1
-    for i, axis in enumerate(root.axes):
-        extent = extent_of(axis.extent)
-        size = min(tile.get(f"o{i}", extent), extent)
-        count *= -(-max(1, extent) // max(1, size))
-        steps[f"origin_{i}"] = size
-        ranges.append(Range(var(Axis(f"origin_{i}", extent)), size, extent))
-    limits = {}
-    if stream is not None and block < stream.extent:
-        limits = stream.reduce_boxes(var(Axis("block", stream.extent)), block)
-    return Block(propagate(nests, tuple(ranges), limits), limits, count, steps)
-
-
 def finished_leaves(
     nests: Sequence[Nest], leaves: Sequence[Leaf], choice: Choice, stream: Stream | None, context: NestContext
 ) -> tuple[tuple[Leaf, ...], int]:
@@ -89,14 +60,13 @@ def finished_leaves(
     if kept is not None and stream is not None:
         return finished_stream(leaves, *kept, stream), WARP * kept[1].warps
     part = block_of(nests, dict(choice.tile), stream, choice.block)
-    fragments = choose_fragments(nests, leaves, part.boxes, part.limits, part.blocks, choice.footprint, context)
+    fragments = choose_fragments(nests, leaves, part, choice.footprint, context)
     held = {t for n in nests[:-1] for t in n.stores}
     done: list[Leaf] = []
     for nest, leaf in zip(nests, leaves, strict=True):
         if leaf.tensor in fragments:
             made = fragments[leaf.tensor]
-            length = product_of(nest, leaf, part.boxes[nest], part.limits.get(nest, {}))[-1]
-            rolled = is_rolled(nest, leaf, nests, made, length, context)
+            rolled = is_rolled(nest, leaf, nests, made, part, context)
             form = FragmentForm(made.instruction, rolled, made.groups, made.step, anew_after(nest))
             done.append(replace(leaf, lanes=made.stored, form=form))
             continue
@@ -146,6 +116,6 @@ def shared_out(
     if kept is not None:
         return in_registers(kernel, nests, *kept, registers, context)
     part = block_of(nests, dict(choice.tile), stream, choice.block)
-    fragments = choose_fragments(nests, leaves, part.boxes, part.limits, part.blocks, choice.footprint, context)
-    kernel = with_warps(kernel, nests, fragments, registers, context)
+    fragments = choose_fragments(nests, leaves, part, choice.footprint, context)
+    kernel = with_warps(kernel, nests, fragments, registers, part, context)
     return with_padded_rows(kernel, nests, leaves, part.boxes, stream, context)

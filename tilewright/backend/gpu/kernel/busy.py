@@ -13,7 +13,7 @@ from math import ceil, log2, prod
 from tilewright.backend.gpu import constants as prices
 from tilewright.backend.gpu.maps.packets import flat_offset
 from tilewright.backend.gpu.matrix.cost import BlockedProduct, Fragments, cost_of
-from tilewright.backend.gpu.matrix.plan import product_of, runs_of, steps_of, stored_at_once, ways_of
+from tilewright.backend.gpu.matrix.plan import cuts_of, product_of, runs_of, steps_of, stored_at_once, ways_of
 from tilewright.backend.gpu.threads.contract import GpuContract
 from tilewright.backend.gpu.threads.nest import GpuNest
 from tilewright.backend.gpu.threads.slots import slots_of as _slots
@@ -85,7 +85,9 @@ def _on_tensor_cores(placed: Placed, around: LeafAround, warps: Tile, holds: Seq
     sizes = product_of(nest, leaf, placed.work.box, dict(placed.work.limits))
     is_root = nest.tensor is around.nests[-1].tensor
     stored = stored_at_once(nest, leaf, context) if is_root else 1
-    ways, runs = ways_of(nest, leaf, around.nests, context), runs_of(nest, leaf, context)
+    ranges = {**dict(zip(nest.axes, placed.work.box, strict=True)), **dict(placed.work.limits)}
+    cut = cuts_of(nest, leaf, ranges, {}, context)
+    ways, runs = ways_of(nest, leaf, around.nests, context, cut), runs_of(nest, leaf, context)
     work, steps = data_cost(*nest.values), steps_of(nest, leaf)
     product = BlockedProduct(*sizes, around.blocks, ways, False, runs, stored, work, steps=steps)
     (_, height), (_, width) = warps.sizes

@@ -11,8 +11,8 @@ from dataclasses import replace
 from itertools import product
 from math import prod
 
+from tilewright.backend.gpu.boxes import block_of
 from tilewright.backend.gpu.constants import STEPS_WORTH
-from tilewright.backend.gpu.kernel.block import block_of
 from tilewright.backend.gpu.kernel.room import block_bytes, own_bytes
 from tilewright.backend.gpu.kernel.shared_arena import whole_lines
 from tilewright.backend.gpu.kernel.tile import choose_gpu_tile, start

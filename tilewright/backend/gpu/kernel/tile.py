@@ -83,7 +83,8 @@ def choose_gpu_tile(
         tiles = tiles * -(-max(1, extent_of(axis.extent)) // sizes[axis])
     padding = padding_bytes(boxes, padded_nests(nests, plans, stored, stream, context), stream, context)
     held = footprint(nests, boxes, stored, stream) + sum(padding.values())
-    products = matrix_costs(nests, plans, boxes, limits, tiles, held, context)
+    steps: dict[str, Size] = {"block": block, **{f"origin_{i}": sizes[a] for i, a in enumerate(root.axes)}}
+    products = matrix_costs(nests, plans, boxes, limits, steps, tiles, held, context)
     tiles_of = {n: fit_register(p, n, _sizes(n, boxes[n])) for n, p in zip(nests, plans, strict=True)}
     lanes_of = {n: fit_lanes(p, n, _sizes(n, boxes[n])) for n, p in zip(nests, plans, strict=True)}
     work = [products[n].threads if n in products else _work(n, p, boxes[n], tiles_of[n], lanes_of[n])

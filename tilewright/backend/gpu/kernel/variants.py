@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from tilewright.backend.gpu.boxes import block_of
 from tilewright.backend.gpu.constants import WORTH_A_LOOK
-from tilewright.backend.gpu.kernel.block import block_of, finished_leaves, plan_gpu_nest, shared_out
+from tilewright.backend.gpu.kernel.block import finished_leaves, plan_gpu_nest, shared_out
 from tilewright.backend.gpu.kernel.tile import choose_gpu_tile
 from tilewright.backend.gpu.matrix.cost import BlockedProduct, Fragments, layout_for, ranked
 from tilewright.backend.gpu.matrix.plan import (
@@ -19,7 +20,7 @@ from tilewright.backend.gpu.matrix.plan import (
     runs_of,
     steps_of,
     stored_at_once,
-    ways_of,
+    ways_in,
 )
 from tilewright.backend.gpu.stream.form import register_form
 from tilewright.backend.gpu.stream.plan import stream_choices
@@ -108,8 +109,7 @@ class GpuVariants:
             if tried.seconds > WORTH_A_LOOK * choices[0].seconds:
                 return
             part = block_of(self.nests, dict(tried.tile), stream, tried.block)
-            if fitting_fragments(self.nests, leaves, part.boxes, part.limits, part.blocks, tried.footprint,
-                                 self.context) is None:  # fmt: skip
+            if fitting_fragments(self.nests, leaves, part, tried.footprint, self.context) is None:
                 continue
             made = self._made(leaves, tried, stream)
             yield made
@@ -155,7 +155,7 @@ class GpuVariants:
         (nest,), (leaf,), context = self.nests, leaves, self.context
         part = block_of(self.nests, dict(choice.tile), None, 0)
         work = BlockedProduct(
-            *product_of(nest, leaf, part.boxes[nest], {}), part.blocks, ways_of(nest, leaf, self.nests, context),
+            *product_of(nest, leaf, part.boxes[nest], {}), part.blocks, ways_in(part, nest, leaf, self.nests, context),
             comes_from_far(context), runs_of(nest, leaf, context), stored_at_once(nest, leaf, context),
             data_cost(*nest.values), steps=steps_of(nest, leaf),
         )  # fmt: skip

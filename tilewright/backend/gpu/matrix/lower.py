@@ -12,6 +12,7 @@ from copy import copy
 from dataclasses import dataclass
 from math import prod
 
+from tilewright.backend.gpu.boxes import cuts_packets, is_multiple
 from tilewright.backend.gpu.maps.packets import flat_offset, in_packets, in_registers, packet_place, packets_of
 from tilewright.backend.gpu.matrix.epilogue import MatrixEpilogue
 from tilewright.backend.gpu.matrix.sides import Side, Sides
@@ -20,7 +21,7 @@ from tilewright.backend.gpu.threads.pipeline import Copies, Gathered, pipelined,
 from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu_matrix import FORMS, LaneMap
 from tilewright.ir.analysis.products import is_zero
-from tilewright.ir.analysis.simplify import linear, simplify
+from tilewright.ir.analysis.simplify import Linear, linear, simplify
 from tilewright.ir.forms import dtypes
 from tilewright.ir.forms.bounds import static
 from tilewright.ir.forms.expr import (
@@ -338,9 +339,12 @@ class MatrixContract:
             return False
         total = linear(simplify(flat_offset(value)))
         inner = linear(simplify(value.indices[-1])).terms.get(var(lane))
-        if inner != 1 or total.terms.get(var(lane)) != 1 or total.constant % size:
+        if inner != 1 or total.terms.get(var(lane)) != 1:
             return False
-        return not any(c % size or lane in axes_of(t) for t, c in total.terms.items() if t is not var(lane))
+        first = {t: c for t, c in total.terms.items() if t is not var(lane)}
+        return not any(lane in axes_of(t) for t in first) and bool(
+            is_multiple(Linear(first, total.constant).expr(), size, {})
+        )
 
     def _read(self, ring: Ring, env: dict[Axis, Expr]) -> tuple[Expr, list[Expr]]:
         """What an operand reads at a place, and when: taken apart before it is known that it never does."""
@@ -366,11 +370,7 @@ class MatrixContract:
         """Whether the packets of a line are wholly inside or wholly outside."""
         base = self.base
         last = base.reduce_ranges[base.reduction[-1]] if ring.along_sum else base.ranges[ring.side.axes[-1]]
-        even = [int(last.size)]
-        if int(last.size) < last.extent:
-            low = linear(last.low)
-            even.extend((last.extent, low.constant, *low.terms.values()))
-        return all(n % ring.packet == 0 for n in even)
+        return not cuts_packets(last, ring.packet, {})
 
     def _compute(
         self, ring: Ring, flat: Expr, slot: Expr, at: Expr, start: Expr, fixed: dict[Axis, Expr], valid: Sequence[Expr]

@@ -10,6 +10,7 @@ from math import log2, prod, sqrt
 
 import numpy as np
 
+from tilewright.backend.gpu.boxes import Block, cuts_packets
 from tilewright.backend.gpu.constants import ANEW_OF_BYTES, ANEW_OF_ROOT, LEAST_ANEW
 from tilewright.backend.gpu.maps.plan import in_packets_along
 from tilewright.backend.gpu.maps.unpack import Packed, packed_side
@@ -90,19 +91,46 @@ def box_sizes(nest: Nest, leaf: Leaf, box: Box) -> tuple[int, int, int]:
     return rows, columns, others
 
 
-def ways_of(nest: Nest, leaf: Leaf, nests: Sequence[Nest], context: NestContext) -> Ways:
+def ways_of(
+    nest: Nest, leaf: Leaf, nests: Sequence[Nest], context: NestContext, cut: tuple[bool, bool] = (False, False)
+) -> Ways:
     """How the rows' operand and the columns' come to shared memory: copied as they lie in memory, computed packet by
-    packet, or element by element."""
+    packet, or element by element, as where boxes `cut` packets."""
     sides = sides_of_leaf(nest, leaf)
     inside = frozenset(t for n in nests for t in n.stores)
-    rows = way_of(sides.rows, nest, leaf, inside, context)
+    rows, columns = (
+        BY_ELEMENT if is_cut else way_of(side, nest, leaf, inside, context)
+        for side, is_cut in zip((sides.rows, sides.columns), cut, strict=True)
+    )
     packed = packed_columns(nest, leaf)
-    return rows, way_of(sides.columns, nest, leaf, inside, context) if packed is None else UNPACKED[packed.bits]
+    return rows, columns if packed is None else UNPACKED[packed.bits]
+
+
+def ways_in(part: Block, nest: Nest, leaf: Leaf, nests: Sequence[Nest], context: NestContext) -> Ways:
+    """The same in the box that a block computes."""
+    rows, columns = cuts_of(nest, leaf, part.ranges(nest), part.steps, context)
+    return ways_of(nest, leaf, nests, context, (bool(rows), bool(columns)))
+
+
+def cuts_of(
+    nest: Nest, leaf: Leaf, ranges: Mapping[Axis, Range], steps: Mapping[str, Size], context: NestContext
+) -> tuple[Size, Size]:
+    """Whether a box cuts packets of the rows' operand, and of the columns'; axes that are not among the ranges are
+    walked from end to end."""
+    sides, packet = sides_of_leaf(nest, leaf), FORMS[leaf.instruction or ""].packet
+    lanes = [lane_of(side, nest, leaf, context) for side in (sides.rows, sides.columns)]
+    rows, columns = (cuts_packets(ranges[a], packet, steps) if a in ranges else False for a in lanes)
+    return rows, columns
+
+
+def lane_of(side: Side, nest: Nest, leaf: Leaf, context: NestContext) -> Axis:
+    """What lines of an operand run along."""
+    return nest.named(leaf.order[-1]) if runs_along(side, leaf, context) else side.axes[-1]
 
 
 def way_of(side: Side, nest: Nest, leaf: Leaf, inside: frozenset[Tensor], context: NestContext) -> int:
     """The same of one operand; what is `inside` is not read from memory."""
-    lane = nest.named(leaf.order[-1]) if runs_along(side, leaf, context) else side.axes[-1]
+    lane = lane_of(side, nest, leaf, context)
     packet = FORMS[leaf.instruction or ""].packet
     if extent_of(lane.extent) % packet:
         return BY_ELEMENT
@@ -185,39 +213,40 @@ def product_of(nest: Nest, leaf: Leaf, box: Box, reduce_box: Mapping[Axis, Range
 
 
 def choose_fragments(
-    nests: Sequence[Nest], leaves: Sequence[Leaf], boxes: Mapping[Nest, Box],
-    limits: Mapping[Nest, Mapping[Axis, Range]], blocks: int, held: int, context: NestContext,
-) -> dict[str, Fragments]:  # fmt: skip
+    nests: Sequence[Nest], leaves: Sequence[Leaf], part: Block, held: int, context: NestContext
+) -> dict[str, Fragments]:
     """The best way for every leaf of a kernel that runs on matrices, by name."""
-    found = fitting_fragments(nests, leaves, boxes, limits, blocks, held, context)
+    found = fitting_fragments(nests, leaves, part, held, context)
     if found is None:
         raise InternalError(f"no fragments of products of '{nests[-1].tensor.name}' fit {held} bytes beside them")
     return found
 
 
 def fitting_fragments(
-    nests: Sequence[Nest], leaves: Sequence[Leaf], boxes: Mapping[Nest, Box],
-    limits: Mapping[Nest, Mapping[Axis, Range]], blocks: int, held: int, context: NestContext,
-) -> dict[str, Fragments] | None:  # fmt: skip
+    nests: Sequence[Nest], leaves: Sequence[Leaf], part: Block, held: int, context: NestContext
+) -> dict[str, Fragments] | None:
     """The same; None where no number of warps fits all."""
     target, far = context.target, comes_from_far(context)
     room = target.local.capacity - held
     names, products = [], []
     for nest, leaf in zip(nests, leaves, strict=True):
         if leaf.instruction in FORMS:
-            sizes = product_of(nest, leaf, boxes[nest], limits.get(nest, {}))
+            sizes = product_of(nest, leaf, part.boxes[nest], part.limits.get(nest, {}))
+            ways = ways_in(part, nest, leaf, nests, context)
             names.append(leaf.tensor)
-            products.append((leaf.instruction or "", _product(nest, leaf, nests, sizes, blocks, far, context)))
+            products.append(
+                (leaf.instruction or "", _product(nest, leaf, nests, sizes, part.blocks, ways, far, context))
+            )
     found = of_equal_warps(target, tuple(products), room)
     return None if found is None else {name: way for name, (way, _) in zip(names, found, strict=True)}
 
 
 def _product(
-    nest: Nest, leaf: Leaf, nests: Sequence[Nest], sizes: tuple[int, int, int, int], blocks: int, far: bool,
-    context: NestContext,
+    nest: Nest, leaf: Leaf, nests: Sequence[Nest], sizes: tuple[int, int, int, int], blocks: int, ways: Ways,
+    far: bool, context: NestContext,
 ) -> BlockedProduct:  # fmt: skip
     stored = stored_at_once(nest, leaf, context) if nest is nests[-1] else 1
-    ways, runs = ways_of(nest, leaf, nests, context), runs_of(nest, leaf, context)
+    runs = runs_of(nest, leaf, context)
     work, anew, steps = data_cost(*nest.values), anew_after(nest), steps_of(nest, leaf)
     return BlockedProduct(*sizes, blocks, ways, far, runs, stored, work, anew, steps)
 
@@ -254,7 +283,7 @@ def of_equal_warps(
 
 
 def is_rolled(
-    nest: Nest, leaf: Leaf, nests: Sequence[Nest], made: Fragments, length: int, context: NestContext
+    nest: Nest, leaf: Leaf, nests: Sequence[Nest], made: Fragments, part: Block, context: NestContext
 ) -> bool:
     """Whether the parts of a sum are walked in a loop: written out, a turn around the ring takes registers for the
     addresses of many copies, and of what is computed on the way. Beside sums of many columns, which are added to others
@@ -262,10 +291,10 @@ def is_rolled(
     if columns_at_a_time(made.columns) < made.columns and 0 < 2 * anew_after(nest) <= made.stages * made.step:
         return True
     packet, threads = FORMS[leaf.instruction or ""].packet, WARP * made.warps
-    parts = -(-length // made.step)
+    parts = -(-product_of(nest, leaf, part.boxes[nest], part.limits.get(nest, {}))[-1] // made.step)
     written = parts if parts < 2 * made.stages else made.stages
     copies = 0.0
-    for size, way in zip((made.rows, made.columns), ways_of(nest, leaf, nests, context), strict=True):
+    for size, way in zip((made.rows, made.columns), ways_in(part, nest, leaf, nests, context), strict=True):
         elements = size * made.step / threads
         copies += elements / (packet if fill_by(way) == ASYNC else _COMPUTED_BESIDE)
     return written * copies > context.target.written_copies
@@ -288,7 +317,8 @@ class MatrixCosts:
 
 def matrix_costs(
     nests: Sequence[Nest], leaves: Sequence[Leaf], boxes: Mapping[Nest, Box],
-    limits: Mapping[Nest, Mapping[Axis, Range]], tiles: np.ndarray, held: Size, context: NestContext,
+    limits: Mapping[Nest, Mapping[Axis, Range]], steps: Mapping[str, Size], tiles: np.ndarray, held: Size,
+    context: NestContext,
 ) -> dict[Nest, MatrixCosts]:  # fmt: skip
     """What each product of a kernel costs a block, by candidate, beside so many bytes that it holds; one that has no
     way costs infinitely much."""
@@ -304,10 +334,13 @@ def matrix_costs(
                    for axes in (sides.rows.axes, sides.columns.axes, sides.others)]  # fmt: skip
         reduce_box = limits.get(nest, {})
         length = prod(int(reduce_box[a].size) if a in reduce_box else extent_of(a.extent) for a in nest.reduce_axes)
-        alike = _product(nest, leaf, nests, (1, 1, 1, length), 1, far, context)
+        ranges = {**dict(zip(nest.axes, boxes[nest], strict=True)), **reduce_box}
+        cuts = [np.broadcast_to(cut, tiles.shape) for cut in cuts_of(nest, leaf, ranges, steps, context)]
+        alike = {cut: _product(nest, leaf, nests, (1, 1, 1, length), 1, ways_of(nest, leaf, nests, context, cut), far,
+                               context) for cut in set(zip(*(x.tolist() for x in cuts), strict=True))}  # fmt: skip
         named[nest] = leaf.instruction or ""
-        candidates.append([replace(alike, rows=r, columns=c, others=o, blocks=t)
-                           for r, c, o, t in zip(*(x.tolist() for x in (*columns, tiles)), strict=True)])  # fmt: skip
+        candidates.append([replace(alike[r_cut, c_cut], rows=r, columns=c, others=o, blocks=t) for r, c, o, t, r_cut,
+                           c_cut in zip(*(x.tolist() for x in (*columns, tiles, *cuts)), strict=True)])  # fmt: skip
     if not named:
         return {}
     never = Fragments(16, 16, 16, 16, 16, 1), MatrixCost(NEVER, NEVER, 0, 1)
@@ -349,8 +382,9 @@ def _even_parts(extent: int) -> set[int]:
 
 
 def with_warps(
-    kernel: Tile, nests: Sequence[Nest], chosen: Mapping[str, Fragments], registers: str, context: NestContext
-) -> Tile:
+    kernel: Tile, nests: Sequence[Nest], chosen: Mapping[str, Fragments], registers: str, part: Block,
+    context: NestContext,
+) -> Tile:  # fmt: skip
     """The kernel with every leaf that runs on matrices inside the Tile over warps that shares it out, and that inside
     a Tile that brings its operands."""
     by_name = {n.tensor.name: n for n in nests}
@@ -376,7 +410,7 @@ def with_warps(
         form = FORMS[made.instruction]
         holds = tuple(
             Hold(name, fill=fill_by(way), stages=made.stages, layout=layout_for(extent, made.step, form))
-            for name, way, extent in zip(_held(nest, node, sides), ways_of(nest, node, nests, context),
+            for name, way, extent in zip(_held(nest, node, sides), ways_in(part, nest, node, nests, context),
                                          (made.rows, made.columns), strict=True)
         )  # fmt: skip
         warps = Tile(registers, sizes, "warps", (node,), axes=axes)
