@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from tilewright.errors import InternalError
 from tilewright.ir.analysis.simplify import simplify
 from tilewright.ir.forms import bounds
-from tilewright.ir.forms.expr import Axis, Expr, Extent, const, load, lt, minimum, substitute, var
+from tilewright.ir.forms.expr import Axis, Expr, const, load, lt, minimum, substitute, var
 from tilewright.ir.forms.loops import Buffer, Kernel, Memory, Stmt
 from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.lower.access import Access, Place, global_place
@@ -414,7 +414,7 @@ class KernelLowering:
                     if tensor in begun:
                         sizes = [max(n, int(r.size)) for n, r in zip(sizes, begun[tensor], strict=True)]
                 if tensor in self.padded:
-                    order = replace(order, gap=_odd_gap(order.storage_shape(tuple(sizes))[-1], tensor))
+                    order = replace(order, gap=PACKET_BYTES // tensor.dtype.bytes)
                 shape = order.storage_shape(tuple(sizes))
                 prefix: tuple[Expr, ...] = ()
                 if tensor in self.staged:
@@ -450,9 +450,3 @@ def _at(box: Box, place: Mapping[Axis, Expr]) -> Box:
 def _parts(around: Range, size: int) -> Expr:
     """How many parts of a size a range has."""
     return simplify((around.count + (size - 1)) // size)
-
-
-def _odd_gap(line: Extent, tensor: Tensor) -> int:
-    """Elements that a line of a tensor wants to have an odd number of packets; lines of broken packets want none."""
-    packet = PACKET_BYTES // tensor.dtype.bytes
-    return packet if isinstance(line, int) and line % (2 * packet) == 0 else 0
