@@ -41,6 +41,26 @@ def changes_behind_and(x: Tensor, y: Tensor) -> Any:
     return x, y
 
 
+class Total:
+    """Of an own kind, with a method of a tensor's name."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self, x: Tensor) -> Tensor:
+        self.count += 1
+        return x + self.count
+
+
+def an_object_that_changes_behind_and(x: Tensor, y: Tensor) -> Any:
+    total, totals = Total(), [Total()]
+    if x.sum() > 0 and total.add(x).sum() > 3:
+        x = x * 2
+    z = totals[0].add(y) if y.sum() > 0 else y
+    w = y[0, 0] > 0 or totals[0].add(y).sum() > 0
+    return x + total.count, z + totals[0].count, y * w
+
+
 def names_bound_behind_and(x: Tensor, y: Tensor) -> Any:
     n = m = x[0].sum()
     if x.sum() > 0 and (n := y.sum()) > -100:
@@ -152,10 +172,9 @@ def texts_and_keys_of_plain_values(x: Tensor, y: Tensor) -> Any:
 
 
 RIGHT: list[Callable[..., Any]] = [
-    the_value_of_and_and_or, changes_behind_and, names_bound_behind_and, keys_behind_what_is_bound,
-    an_element_of_a_list_is_changed, what_functions_inside_change, what_methods_change, containers_of_other_kinds,
-    types_of_numbers, numbers_among_others, loops_with_else,
-    texts_and_keys_of_plain_values,
+    the_value_of_and_and_or, changes_behind_and, an_object_that_changes_behind_and, names_bound_behind_and,
+    keys_behind_what_is_bound, an_element_of_a_list_is_changed, what_functions_inside_change, what_methods_change,
+    containers_of_other_kinds, types_of_numbers, numbers_among_others, loops_with_else, texts_and_keys_of_plain_values,
 ]  # fmt: skip
 
 
@@ -288,3 +307,13 @@ REFUSED: list[tuple[Callable[..., Any], str]] = [
 def test_what_data_would_decide_is_refused(function: Callable[..., Any], told: str) -> None:
     with pytest.raises(TilewrightError, match=rf"test_torch_python\.py:\d+: .*{told}"):
         compiled(function)
+
+
+def test_a_key_that_a_branch_chooses_is_refused() -> None:
+    def chosen(x: Tensor, y: Tensor) -> Any:
+        mode = "more" if x.sum() > 0 else "less"
+        return {"more": x * 2, "less": x}[mode]
+
+    told = r"is another plain value in the two branches at .*test_torch_python\.py:\d+"
+    with pytest.raises(TilewrightError, match=told):
+        compiled(chosen)

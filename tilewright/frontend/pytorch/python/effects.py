@@ -13,14 +13,14 @@ _ESCAPES = {ast.Return: "return", ast.Raise: "raise", ast.Yield: "yield", ast.Yi
             ast.ClassDef: "class"}  # fmt: skip
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
-_OF_TENSORS = frozenset(dir(torch.Tensor)) - {"apply_", "pop"}
+_OF_TENSORS = frozenset(dir(torch.Tensor)) - {"apply_", "pop", "sort"}
 _PURE = {"int", "float", "bool", "len", "abs", "round", "min", "max", "sum", "any", "all", "range", "isinstance", "zip",
          "enumerate", "hasattr", "getattr", "torch", "math", "F"}  # fmt: skip
 
 
 def may_change(value: ast.expr) -> bool:
-    """Whether an expression may change something: it calls more than Python's own functions, PyTorch's and methods of
-    what is computed in it, which are those of tensors."""
+    """Whether an expression may change something, whatever its names stand for: it calls more than Python's own
+    functions, PyTorch's and methods by names that tensors have."""
 
     def is_pure(node: ast.Call) -> bool:
         function: ast.expr = node.func
@@ -35,6 +35,12 @@ def may_change(value: ast.expr) -> bool:
         return is_method and not is_own and node.func.attr in _OF_TENSORS  # type: ignore[attr-defined]
 
     return any(isinstance(n, ast.Call) and not is_pure(n) for n in ast.walk(value))
+
+
+def receivers(value: ast.expr) -> set[str]:
+    """Names in what an expression calls methods of: where one stands for no tensor, that may change it."""
+    called = [n.func.value for n in ast.walk(value) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
+    return {n.id for each in called for n in ast.walk(each) if isinstance(n, ast.Name)} - _PURE
 
 
 def changes_nothing(node: ast.AST) -> bool:

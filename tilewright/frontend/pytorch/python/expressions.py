@@ -6,6 +6,7 @@ import operator
 from collections import deque
 from collections.abc import Callable, KeysView, Sequence, ValuesView
 from functools import partial
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -36,6 +37,8 @@ _COMBINED = {name: getattr(operator, f"__{function}__") for name, function in
              {**_ARITHMETIC, "USub": "neg", "UAdd": "pos", "Invert": "invert"}.items()}  # fmt: skip
 _ORDERS = {"Lt": operator.lt, "LtE": operator.le, "Gt": operator.gt, "GtE": operator.ge, "Eq": operator.eq,
            "NotEq": operator.ne}  # fmt: skip
+_PLAIN = (torch.Tensor, str, bytes, range, set, frozenset, torch.dtype, torch.device, type, ModuleType, FunctionType,
+          BuiltinFunctionType, Unbound)  # fmt: skip
 
 
 class Expressions:
@@ -59,6 +62,10 @@ class Expressions:
 
     def any_of(self, effects: Sequence[int], read: Values, where: str, *values: Callable[[], Any]) -> Any:
         return self._joined(False, effects, read, where, values)
+
+    def if_changed(self, place: int, receivers: Values) -> int:
+        """The place of a value that calls methods of these, -1 where they are of kinds that none changes."""
+        return place if any(map(_has_state, receivers)) else -1
 
     def _joined(
         self, goes_on: bool, effects: Sequence[int], read: Values, where: str, values: Sequence[Callable[[], Any]]
@@ -184,6 +191,15 @@ class Expressions:
 
 def _always(value: Any) -> Callable[[], Any]:
     return lambda: value
+
+
+def _has_state(value: Any) -> bool:
+    """Whether methods by names that tensors have may change a value: those of an object of the user's own."""
+    if isinstance(value, list | tuple):
+        return any(map(_has_state, value))
+    if isinstance(value, dict):
+        return any(map(_has_state, value.values()))
+    return not (value is None or isinstance(value, _PLAIN) or is_number(value) or is_data(value))
 
 
 def _flag_of(value: Callable[[], Any]) -> torch.Tensor:

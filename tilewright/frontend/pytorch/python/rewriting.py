@@ -24,6 +24,7 @@ from tilewright.frontend.pytorch.python.effects import (
     inner_functions,
     locals_of,
     may_change,
+    receivers,
 )
 from tilewright.frontend.pytorch.python.exits import FINAL, RESULT, is_range, side_that_returns, without_exits
 
@@ -60,6 +61,11 @@ def _named_forward(code: CodeType) -> CodeType:
     """Code whose lines PyTorch tells of: those of functions of this name."""
     inner = tuple(_named_forward(c) if isinstance(c, CodeType) else c for c in code.co_consts)
     return code.replace(co_name="forward", co_consts=inner)
+
+
+def _asks(value: ast.expr) -> bool:
+    """Whether an expression may change something, or what its names stand for decides that."""
+    return may_change(value) or bool(receivers(value))
 
 
 def _definition(name: str, arguments: Sequence[str], body: list[ast.stmt]) -> ast.FunctionDef:
@@ -380,11 +386,16 @@ class _Rewriter(ast.NodeTransformer):
 
     def _asked(self, name: str, first: list[ast.expr], node: ast.BoolOp, visit: Callable[[ast.expr], Any]) -> ast.expr:
         """Values of which one is computed where those before it leave that open."""
-        effects = [k for k, value in enumerate(node.values) if k and may_change(value)]
+        effects = {k: self._effect(k, value) for k, value in enumerate(node.values) if k and _asks(value)}
         read = self._held(self._read([node.values[k] for k in effects]))
-        places = ast.Tuple([ast.Constant(k) for k in effects], ast.Load())
+        places = ast.Tuple(list(effects.values()), ast.Load())
         late = [self._late(visit(v)) for v in node.values]
         return ast.copy_location(self._call(name, *first, places, read, self._where(node), *late), node)
+
+    def _effect(self, place: int, value: ast.expr) -> ast.expr:
+        """The place of a value, where it may change something."""
+        named = ast.Constant(place)
+        return named if may_change(value) else self._call("if_changed", named, self._held(sorted(receivers(value))))
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
         if isinstance(node.op, ast.Not):
@@ -438,7 +449,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_IfExp(self, node: ast.IfExp) -> Any:
         sides = [node.body, node.orelse]
-        read = self._held(self._read(sides) if any(map(may_change, sides)) else ())
+        read = self._held(self._read(sides) if any(map(_asks, sides)) else ())
         late = [self._late(self.visit(v)) for v in sides]
         return ast.copy_location(self._call("choose", self._test(node.test), *late, self._where(node), read), node)
 

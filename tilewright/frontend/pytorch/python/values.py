@@ -41,8 +41,7 @@ class Unbound:
 
     __bool__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __getitem__ = _refuse
     __setitem__ = __call__ = __iter__ = __len__ = __lt__ = __gt__ = __le__ = __ge__ = __neg__ = __index__ = _refuse
-    __eq__ = __ne__ = _refuse
-    __hash__ = object.__hash__
+    __eq__ = __ne__ = __hash__ = _refuse
 
 
 def is_data(value: Any) -> bool:
