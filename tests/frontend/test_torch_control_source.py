@@ -418,6 +418,27 @@ def test_sizes_that_data_tell_as_machine_code(kernel_cache: Path) -> None:
     assert fast.compilations == 1 and "runs in parts" in fast.explain()
 
 
+def masked_elements(x: Tensor, y: Tensor) -> Any:
+    x = x * 1
+    x[x > 0] += 100
+    x[y > 0] = y[y > 0] * 2 + 1
+    x[x.sum(1) > 3] *= 0.5
+    chosen = x[(x > -1) & (y < 1)]
+    return x, chosen.sum(), (chosen * 2).mean()
+
+
+def test_elements_that_a_mask_chooses_are_no_parts() -> None:
+    """What is done to them, while no size of theirs comes out, is done to all and kept where the mask is set: code for
+    one count would be compiled anew for the next."""
+    args = [ramp(5, 3), ramp(5, 3).flip(0)]
+    found = export(Function(masked_elements).eval(), args, {})
+    assert not {node.op for node in found.graph.nodes} & {"NonZero", "Compress"}
+    fast = compile_module(Function(masked_elements).eval(), tuple(args), interpreted)
+    for shift in (0.0, 0.7, -5.0):
+        for got, wanted in zip(fast(args[0] + shift, args[1]), masked_elements(args[0] + shift, args[1]), strict=True):
+            torch.testing.assert_close(got, wanted, equal_nan=True)
+
+
 class Steps(torch.nn.Module):
     """A recurrence of so many steps, what they give written into a tensor or kept in a list."""
 

@@ -138,29 +138,38 @@ def export(
     # where this would not see that something is not followed, the source comes first
     is_misled = catches_errors(module) or asks_for_kinds(module)
 
-    def as_it_is() -> Exported:
+    def as_it_is() -> Followed:
         with _texts_refused():
-            program = _program(module, followed, given, by_name)
-        return _read(followed, *program, origins, name)
+            return _program(module, followed, given, by_name)
 
+    own: Exported | None = None
     if not is_misled:
         try:
-            return as_it_is()
+            program = as_it_is()
+            own = _read(followed, *program, origins, name)
+            if not _has_sizes_of_data(program):
+                return own
         except (_FollowError, UnsupportedError) as error:
             refusal = error
-    # control that tensors decide is written anew where there is source
+    # Control that tensors decide is written anew where there is source, and what is done to elements that data choose:
+    # to all of them, so that no size hangs on data, for each of which code would be compiled.
     for rolls in (True, False):
         with rewritten_control(module, rolls) as calls:
             try:
-                return _read(followed, *_program(module, followed, given, by_name), origins, name)
+                program = _program(module, followed, given, by_name)
+                found = _read(followed, *program, origins, name)
+                if own is None or not _has_sizes_of_data(program):
+                    return found
             except (_FollowError, UnsupportedError) as error:
                 # what rewritten code stops at is what is left of the user's own
                 if refusal is None or isinstance(refusal, _FollowError) or _PLACE.search(str(error)):
                     refusal = error
         if not calls.rolled:
             break
+    if own is not None:
+        return own
     if is_misled and isinstance(refusal, _FollowError) and not calls.is_caught:
-        return as_it_is()
+        return _read(followed, *as_it_is(), origins, name)
     assert refusal is not None
     raise refusal from None
 
@@ -261,6 +270,12 @@ def _exported(module: torch.nn.Module, given: tuple[Any, ...], by_name: dict[str
     program = decomposed(program)
     program.graph.eliminate_dead_code()
     return program, mutations
+
+
+def _has_sizes_of_data(program: Followed) -> bool:
+    """Whether tensors are made on the way of which only data tell how large they are."""
+    found = (node.meta.get("val") for node in program[0].graph.nodes)
+    return any(isinstance(x, torch.Tensor) and free_unbacked_symbols(x) for x in found)
 
 
 @contextmanager
