@@ -95,12 +95,20 @@ def least_of_neighbours(x: Tensor) -> Any:
     return found[3, 3] * 1, max(x[0, 0], x[1, 1] - 1) * 2
 
 
+def tensors_made_of_numbers(x: Tensor) -> Any:
+    n, is_more, most = int((x > 0).sum()), bool(x.sum() > 0), x.max().item()
+    made = torch.tensor([[n, 1], [2, n]]), torch.tensor([n, is_more]), torch.as_tensor([n, 1.5])
+    kept = torch.tensor([most, 1]), x.new_tensor([n, 2]), torch.tensor((n, 2), dtype=torch.int32)
+    corners = torch.tensor([x[0, 0], x[1, 1]])
+    return *made, *kept, corners, torch.full((2, 3), n), torch.full_like(x, n) * most, torch.tensor([1, 2]) * n
+
+
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "function",
     [
         kept_before_it_grows, kept_in_a_loop, changed_where_it_is_a_tensor, through_a_slice, through_what_a_mask_chose,
-        places_up_to_a_number, one_of_what_a_mask_chose, least_of_neighbours,
+        places_up_to_a_number, one_of_what_a_mask_chose, least_of_neighbours, tensors_made_of_numbers,
     ],
 )  # fmt: skip
 def test_as_in_python(function: Callable[..., Any]) -> None:

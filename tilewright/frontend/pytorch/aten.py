@@ -310,19 +310,18 @@ def dropout(m: Emitter, out: Emitted | tuple[Emitted, ...], x: Emitted, p: float
 
 @row("aten.full", "aten.new_full")
 def full(m: Emitter, out: Emitted, *arguments: Any, **_: Any) -> Results:
-    return m.filled(out.shape, arguments[-1], out.dtype)
+    return _full_of(m, out, arguments[-1])
 
 
-@row("aten.full_like")
-def full_like(m: Emitter, out: Emitted, x: Emitted, value: Number, **_: Any) -> Results:
-    return m.filled(out.shape, value, out.dtype)
+@row("aten.full_like", "aten.fill")
+def full_like(m: Emitter, out: Emitted, x: Emitted, value: Operand, **_: Any) -> Results:
+    return _full_of(m, out, value)
 
 
-@row("aten.fill")
-def fill(m: Emitter, out: Emitted, x: Emitted, value: Operand) -> Results:
+def _full_of(m: Emitter, out: Emitted, value: Operand) -> str:
     if not isinstance(value, Emitted):
         return m.filled(out.shape, value, out.dtype)
-    return m.new("Expand", m.typed(value, out.dtype), m.integers(out.shape))
+    return m.expanded(Emitted(m.typed(value, out.dtype), out.dtype, value.shape), out.shape)
 
 
 @row("aten.zeros", "aten.zeros_like", "aten.new_zeros", "aten.empty", "aten.empty_like", "aten.new_empty",
@@ -337,8 +336,8 @@ def ones(m: Emitter, out: Emitted, *_: Any, **__: Any) -> Results:
 
 
 @row("aten.scalar_tensor")
-def scalar_tensor(m: Emitter, out: Emitted, value: Number, **_: Any) -> Results:
-    return m.number(value, out.dtype)
+def scalar_tensor(m: Emitter, out: Emitted, value: Operand, **_: Any) -> Results:
+    return m.typed(value, out.dtype)
 
 
 @row("aten.arange.start_step", "aten.arange.start", "aten.arange.default")

@@ -7,11 +7,12 @@ import builtins
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from tilewright.frontend.pytorch.own_operators import one_of
 from tilewright.frontend.pytorch.python.elements import looked_up
@@ -21,6 +22,7 @@ from tilewright.frontend.pytorch.python.values import (
     hashed,
     is_data,
     is_numeral,
+    kind_of_number,
     made_of,
     number_like,
     numeral,
@@ -60,6 +62,22 @@ def _of_elements(kind: Callable[..., Any], *args: Any, **named: Any) -> Any:
     return kind(found, *args[1:], **named)
 
 
+def _tensor_of(function: Callable[..., Any], like: torch.Tensor | None, data: Any, *args: Any, **named: Any) -> Any:
+    """A tensor of nested lists of numbers, of which only the data tell some."""
+    leaves = pytree.tree_leaves(data)
+    if args or is_data(data) or not any(map(is_data, leaves)):
+        return function(data, *args, **named)
+    kinds = [torch.get_default_dtype() if is_numeral(x) and kind_of_number(x).is_floating_point else kind_of_number(x)
+             for x in leaves]  # fmt: skip
+    kind = named.get("dtype") or (reduce(torch.promote_types, kinds) if like is None else like.dtype)
+    device = named.get("device") or (None if like is None else like.device)
+
+    def made(x: Any) -> torch.Tensor:
+        return torch.stack([made(v) for v in x]) if isinstance(x, list | tuple) else number_like(x).reshape(()).to(kind)
+
+    return made(data) if device is None else made(data).to(device)
+
+
 class TracedNumbers:
     """What is called of Python and PyTorch for a number, a truth or a size."""
 
@@ -72,7 +90,8 @@ class TracedNumbers:
             round: self._rounded, divmod: self._divided,
             isinstance: self._is_of, type: self._type, torch.is_tensor: self._is_tensor,
             torch.equal: self._equal, torch.allclose: self._close, torch.is_nonzero: self._truth,
-            torch.nonzero: self._places, torch._check: _checked(torch._check),
+            torch.nonzero: self._places, torch.tensor: partial(_tensor_of, torch.tensor, None),
+            torch.as_tensor: partial(_tensor_of, torch.as_tensor, None), torch._check: _checked(torch._check),
             torch._check_is_size: _checked(torch._check_is_size),
             **{kind: partial(_of_plain, spelled, kind) for kind in (str, repr, ascii, format)},
             **{kind: partial(_of_elements, kind) for kind in (set, frozenset, Counter, dict, OrderedDict)},
@@ -92,7 +111,7 @@ class TracedNumbers:
         if isinstance(of, torch.Tensor):
             methods: dict[str, Callable[..., Any]] = {
                 "item": self._item, "tolist": self._list, "nonzero": self._places, "equal": self._equal,
-                "allclose": self._close,
+                "allclose": self._close, "new_tensor": partial(_tensor_of, function),
             }  # fmt: skip
             method = methods.get(name)
             if method is not None:
