@@ -255,6 +255,12 @@ def nonzero(m: Emitter, out: Emitted, x: Emitted) -> Results:
     return m.new("Transpose", m.new("NonZero", x), perm=[1, 0])
 
 
+@row("aten.where.default")
+def places_by_axis(m: Emitter, out: tuple[Emitted, ...], x: Emitted) -> Results:
+    rows = _split(m, Emitted(m.new("NonZero", x), dtypes.int64, (x.rank, *out[0].shape)), [1] * x.rank, 0)
+    return tuple(m.new("Reshape", row, m.integers([-1])) for row in rows)
+
+
 def _whole_indices(m: Emitter, indices: Sequence[Emitted | None], count: Any) -> list[Emitted | None]:
     """Masks as the indices of what they keep, `count` of them: one for each of their axes."""
     found: list[Emitted | None] = []
@@ -318,12 +324,38 @@ def index(m: Emitter, out: Emitted, x: Emitted, indices: Sequence[Emitted | None
     return m.transposed(found, order)
 
 
-def _masked(m: Emitter, x: Emitted, mask: Emitted, values: Emitted) -> str | None:
-    """Elements chosen by a mask of the first axes, where what they become does not depend on which one it is."""
-    rest = x.rank - mask.rank
-    if values.rank > rest and (values.rank > rest + 1 or values.shape[0] != 1):
+@row("aten.masked_select")
+def masked_select(m: Emitter, out: Emitted, x: Emitted, mask: Emitted) -> Results:
+    shape = np.broadcast_shapes(x.shape, mask.shape)
+    whole, flags = (Emitted(m.expanded(v, shape), v.dtype, shape) for v in (x, mask))
+    return index(m, out, whole, [flags])
+
+
+@row("aten.masked_scatter")
+def masked_scatter(m: Emitter, out: Emitted, x: Emitted, mask: Emitted, source: Emitted) -> Results:
+    """Where a mask is set, elements of another tensor, one after the other."""
+    whole, last = m.expanded(x, out.shape), prod(source.shape) - 1
+    if last < 0:
+        return whole
+    flags = m.expanded(mask, out.shape)
+    so_far = m.new("CumSum", m.reshape(m.cast(flags, dtypes.int64), (-1,)), m.integers([0]))
+    first, place = m.number(0, dtypes.int64), m.new("Sub", so_far, m.number(1, dtypes.int64))
+    place = m.new("Min", m.new("Max", place, first), m.number(last, dtypes.int64))  # where it is read, it is inside
+    given = m.new("Gather", m.reshape(m.typed(source, x.dtype), (-1,)), place, axis=0)
+    return m.new("Where", flags, m.reshape(given, out.shape), whole)
+
+
+def _masked(m: Emitter, x: Emitted, indices: Sequence[Emitted | None], values: Emitted) -> str | None:
+    """Elements chosen by one mask of neighbouring axes, where what they become does not depend on which one it is."""
+    mask, before = indices[-1], len(indices) - 1
+    if mask is None or mask.dtype is not dtypes.bool_ or any(i is not None for i in indices[:-1]):
+        return None
+    rest = x.rank - mask.rank - before
+    if values.rank > rest and (values.rank > rest + 1 + before or values.shape[values.rank - rest - 1] != 1):
         return None
     own = values.shape[values.rank - min(values.rank, rest) :]
+    if values.rank > rest + 1:
+        own = (*values.shape[: values.rank - rest - 1], *(1,) * mask.rank, *own)
     flags = m.reshaped(mask, (*mask.shape, *(1,) * rest))
     return m.new("Where", flags, m.reshape(m.typed(values, x.dtype), own), x)
 
@@ -331,11 +363,9 @@ def _masked(m: Emitter, x: Emitted, mask: Emitted, values: Emitted) -> str | Non
 @row("aten.index_put", "aten._unsafe_index_put")
 def index_put(m: Emitter, out: Emitted, x: Emitted, indices: Sequence[Emitted | None], values: Emitted,
               accumulate: bool = False) -> Results:  # fmt: skip
-    flags = indices[0] if len(indices) == 1 else None
-    if flags is not None and flags.dtype is dtypes.bool_ and not accumulate:
-        chosen_by_mask = _masked(m, x, flags, values)
-        if chosen_by_mask is not None:
-            return chosen_by_mask
+    chosen_by_mask = None if accumulate else _masked(m, x, indices, values)
+    if chosen_by_mask is not None:
+        return chosen_by_mask
     if _are_masks(indices):
         masks = [i for i in indices if i is not None and i.dtype in (dtypes.bool_, dtypes.uint8)]
         if len(masks) > 1:

@@ -99,6 +99,10 @@ class TracedNumbers:
 
     def called(self, function: Any) -> Any:
         """A function that gives such, of tensors too; others as they are."""
+        if function is torch.where:
+            return lambda *args, **named: (
+                torch.where(*args, **named) if named or len(args) != 1 else self._places(*args, as_tuple=True)
+            )
         if function is builtins.max or function is builtins.min:  # while PyTorch exports, functions of its own
             return self._largest if function is builtins.max else self._smallest
         try:

@@ -24,7 +24,10 @@ _ELEMENTWISE = {
     "ceil", "trunc", "erf", "gelu", "silu", "where", "maximum", "minimum", "clone", "detach", "exp2", "log2", "log1p",
     "floor_divide", "remainder",
 }  # fmt: skip
-_WHOLE = ("sum", "any", "all", "max", "min", "mean", "numel", "prod", "flatten", "reshape")
+# What is done along dimensions behind the first to each of the elements alone.
+_ROWS = {"sum", "any", "all", "prod", "mean", "max", "min", "amax", "amin", "argmax", "argmin", "softmax",
+         "log_softmax", "logsumexp", "std", "var", "cumsum", "cumprod"}  # fmt: skip
+_WHOLE = {"numel", "flatten", "reshape"} | _ROWS
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,7 @@ class Selection:
         return self._reduced("all", True, dim, named)
 
     def prod(self, dim: Any = None, **named: Any) -> Any:
-        return self._reduced("prod", 1, dim, named) if dim is None else self.elements().prod(dim, **named)
+        return self._reduced("prod", 1, dim, named)
 
     def max(self, dim: Any = None, **named: Any) -> Any:
         return self._extreme("amax", dim, named)
@@ -149,6 +152,9 @@ class Selection:
         return self._extreme("amin", dim, named)
 
     def mean(self, dim: Any = None, **named: Any) -> Any:
+        rows = self._of_rows("mean", dim, **named)
+        if rows is not None:
+            return rows
         if dim not in (None, 0) or named or not self.dtype.is_floating_point or self._is_apart:
             return self.elements().mean(*(() if dim is None else (dim,)), **named)
         return self.sum(dim) / (self.numel() if dim is None else self.count)
@@ -160,12 +166,30 @@ class Selection:
         return self.mask.reshape(*self.mask.shape, *[1] * (self._whole.ndim - self.mask.ndim))
 
     def _reduced(self, name: str, neutral: Any, dim: Any, named: dict[str, Any]) -> Any:
+        rows = self._of_rows(name, dim, **named)
+        if rows is not None:
+            return rows
         if dim not in (None, 0) or named or self._is_apart:
             return getattr(self.elements(), name)(*(() if dim is None else (dim,)), **named)
         filled = self.whole.masked_fill(~self._wide(), neutral)
         return getattr(filled, name)() if dim is None else getattr(filled.flatten(0, self.mask.ndim - 1), name)(0)
 
+    def _of_rows(self, name: str, *args: Any, **named: Any) -> Any:
+        """What is done along other dimensions than that of the elements; None where it is not."""
+        dim, *others = args or (named.pop("dim", None),)
+        dims = [d % self.ndim for d in (dim if isinstance(dim, tuple | list) else (dim,)) if isinstance(d, int)]
+        if 0 in dims or not dims or self._is_apart:
+            return None
+        shifted = [d + self.mask.ndim - 1 for d in dims]
+        named.pop("_stacklevel", None)  # of PyTorch's own functions
+        function = getattr(self.whole, name)
+        found = function(tuple(shifted) if isinstance(dim, tuple | list) else shifted[0], *others, **named)
+        return pytree.tree_map(lambda x: Selection(x, self.mask, self._by, self._bounds), found)
+
     def _extreme(self, name: str, dim: Any, named: dict[str, Any]) -> Any:
+        rows = self._of_rows(name[1:], dim, **named)
+        if rows is not None:
+            return rows
         if dim is not None or named or self.dtype is torch.bool or self._is_apart:
             return getattr(self.elements(), name[1:])(*(() if dim is None else (dim,)), **named)
         info = torch.finfo(self.dtype) if self.dtype.is_floating_point else torch.iinfo(self.dtype)
@@ -230,6 +254,8 @@ class Selection:
             raise AttributeError(name)
         if name.endswith("_"):
             return partial(self.change, name)
+        if name in _ROWS:
+            return partial(self._along, name)
         if name in _ELEMENTWISE:
             return lambda *args, **named: self._each(lambda x, *a, **n: getattr(x, name)(*a, **n), (self, *args), named)
         return getattr(self.elements(), name)
@@ -251,6 +277,10 @@ class Selection:
             self.is_by(x) and not x._is_apart if isinstance(x, Selection) else not is_data(x) or x.ndim <= tail
             for x in pytree.tree_leaves((args, named), is_leaf=_is_selection)
         )
+
+    def _along(self, name: str, *args: Any, **named: Any) -> Any:
+        rows = self._of_rows(name, *args, **named)
+        return getattr(self.elements(), name)(*args, **named) if rows is None else rows
 
     def _each(self, function: Callable[..., Any], args: Any, named: Any) -> Any:
         """An operation on each element, where all that it is given are selections by this mask or the same for all."""
