@@ -51,6 +51,7 @@ _LEAST_SUMMED = 16
 _LEAST_FAR = 2  # rows, where the other operand does not stay in the L2: what is empty of fragments costs nothing
 _MOST_STORED = 8  # columns of a packet on its way out
 _COMPUTED_BESIDE = 4  # elements whose computation takes as many registers as a copy
+_FEW_SUMS = 32  # registers of a thread, beside which a machine's number of copies is said
 _ROOM = 32 << 10  # bytes that what a block holds is counted in: ways beside tiles that hold about as much are the same
 _EVEN = 8  # sides of images that are multiples of it are cut by powers of two
 _PARTS, _LEAST_PART = (2, 3, 4), 4  # of others: into so many, each at least so long
@@ -286,8 +287,9 @@ def is_rolled(
     nest: Nest, leaf: Leaf, nests: Sequence[Nest], made: Fragments, part: Block, context: NestContext
 ) -> bool:
     """Whether the parts of a sum are walked in a loop: written out, a turn around the ring takes registers for the
-    addresses of many copies, and of what is computed on the way. Beside sums of many columns, which are added to others
-    more than once in a turn, it finds none: 1.8 KB a thread were spilled, and a product took 2.2 times as long."""
+    addresses of many copies, fewer of which there are beside more sums, and of what is computed on the way. Beside sums
+    of many columns, which are added to others more than once in a turn, it finds none: 1.8 KB a thread were spilled,
+    and a product took 2.2 times as long."""
     if columns_at_a_time(made.columns) < made.columns and 0 < 2 * anew_after(nest) <= made.stages * made.step:
         return True
     packet, threads = FORMS[leaf.instruction or ""].packet, WARP * made.warps
@@ -297,7 +299,9 @@ def is_rolled(
     for size, way in zip((made.rows, made.columns), ways_in(part, nest, leaf, nests, context), strict=True):
         elements = size * made.step / threads
         copies += elements / (packet if fill_by(way) == ASYNC else _COMPUTED_BESIDE)
-    return written * copies > context.target.written_copies
+    target, sums = context.target, made.warp_rows * made.warp_columns // WARP
+    left = (target.vector_registers - sums) / (target.vector_registers - _FEW_SUMS)
+    return written * copies > target.written_copies * left
 
 
 @dataclass(frozen=True)
