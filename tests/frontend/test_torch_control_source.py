@@ -427,15 +427,36 @@ def masked_elements(x: Tensor, y: Tensor) -> Any:
     return x, chosen.sum(), (chosen * 2).mean()
 
 
-def test_elements_that_a_mask_chooses_are_no_parts() -> None:
+def masked_rows(x: Tensor, y: Tensor) -> Any:
+    x, rows, columns = x * 1, x[:, 0] > 0, y[0] > 0
+    x[rows, 0] += x[rows, 1] * 2
+    x[rows] /= x[rows].abs().sum(1, keepdim=True) + 1
+    x[:, columns] = 0
+    most = x[rows].softmax(-1).max(1)
+    y = (y * 1).masked_scatter_(x > 0, x.abs())
+    return x, y, torch.masked_select(x, x[:1] > 0).sum() + x.masked_select(x > 0).sum(), most.values.sum()
+
+
+def places_where(x: Tensor, y: Tensor) -> Any:
+    x = x * 1
+    rows = torch.where(x[:, 1] > 0)[0]
+    x[rows] = 7
+    x[torch.where(y > 0)] += 1
+    return x, y[rows].sum()
+
+
+@pytest.mark.parametrize(
+    ("function", "is_whole"), [(masked_elements, True), (masked_rows, True), (places_where, False)]
+)
+def test_elements_that_a_mask_chooses_are_no_parts(function: Callable[..., Any], is_whole: bool) -> None:
     """What is done to them, while no size of theirs comes out, is done to all and kept where the mask is set: code for
     one count would be compiled anew for the next."""
     args = [ramp(5, 3), ramp(5, 3).flip(0)]
-    found = export(Function(masked_elements).eval(), args, {})
-    assert not {node.op for node in found.graph.nodes} & {"NonZero", "Compress"}
-    fast = compile_module(Function(masked_elements).eval(), tuple(args), interpreted)
+    found = export(Function(function).eval(), args, {})
+    assert is_whole == (not {node.op for node in found.graph.nodes} & {"NonZero", "Compress"})
+    fast = compile_module(Function(function).eval(), tuple(args), interpreted)
     for shift in (0.0, 0.7, -5.0):
-        for got, wanted in zip(fast(args[0] + shift, args[1]), masked_elements(args[0] + shift, args[1]), strict=True):
+        for got, wanted in zip(fast(args[0] + shift, args[1]), function(args[0] + shift, args[1]), strict=True):
             torch.testing.assert_close(got, wanted, equal_nan=True)
 
 

@@ -19,11 +19,11 @@ from tilewright.frontend.pytorch.tensors import array_of
 from tilewright.ir.meaning.interpret import evaluate
 
 # Memory that nobody has written, or a layout that the Graph has not: nothing to compare. Places in memory are those of
-# arguments that overlap: see test_torch_aliasing.py.
+# arguments that overlap: see test_torch_aliasing.py; sizes that data tell: test_torch_control_source.py.
 UNTESTED = {"aten.empty", "aten.empty_like", "aten.new_empty", "aten.empty_strided", "aten.new_empty_strided",
             "aten.empty_permuted", "aten._reshape_alias", "prims.convert_element_type", "prims.iota",
-            "aten.as_strided", "aten.as_strided_scatter", "aten.nonzero", "tilewright.copied", "tilewright.given_back",
-            "tilewright.lent", "tilewright.taken"}  # fmt: skip
+            "aten.as_strided", "aten.as_strided_scatter", "aten.nonzero", "aten.masked_select", "aten.where.default",
+            "tilewright.copied", "tilewright.given_back", "tilewright.lent", "tilewright.taken"}  # fmt: skip
 
 
 # Of these only the first result has a row: the others are for training, or places of maxima.

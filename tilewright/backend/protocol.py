@@ -139,6 +139,7 @@ class Backend(Protocol):
     launch: str  # to whom the tiles of a kernel are handed out
     source_suffix: str  # of files with the source text of a kernel
     flushes_denormals: bool  # its kernels count numbers below the smallest normal one as zeros, where asked to
+    most_between: int  # bytes of one tensor between kernels; what is larger is rather held in parts
     runs_regions: bool  # its driver follows loops that data end and branches that data choose
     fills_by_sample: bool  # the work of one sample of a batch is enough for all its units
     other_algorithms: bool  # ways to convolve and to multiply with fewer multiplications are known to pay

@@ -20,7 +20,7 @@ _LOWEST_PRIORITY = 19
 # it has started included. SystemExit lets them tidy up.
 _CHILD = f"""
 import os, pickle, signal, sys, threading
-os.nice({_LOWEST_PRIORITY})
+os.setpriority(os.PRIO_PROCESS, 0, {_LOWEST_PRIORITY})
 try:
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 except (AttributeError, OSError):

@@ -29,6 +29,7 @@ from tilewright.tile_graph.algebra.memo import Memo
 from tilewright.tile_graph.plan.form import Plan, Tile
 
 _LOG = logging.getLogger("tilewright")
+_WORTH_PARTS = 0.25  # of the time of a model: so much longer it may take, to hold what is very large in parts
 
 Run = Callable[..., Any]  # a stage by name: checks what it gives
 Tuner = Callable[[Program, Plan, Target, Options], Plan]
@@ -43,9 +44,9 @@ def settle(
     def tried(schedule: str, whole: bool, plain: frozenset[str] = frozenset()) -> tuple[Plan, LoopProgram]:
         make = partial(make_plan, memo=memo, whole=whole, plain=plain, hurried=options.effort == "fast",
                        packed=dict(options.packed))  # fmt: skip
-        if schedule == "connected" and too_large:  # whatever else it costs, it is to be in parts
+        if schedule == "connected" and large:
             seconds = plan_seconds(make_plan(program, target, schedule, memo=memo, whole=False), program)
-            make = partial(make, dear=dict.fromkeys(too_large, seconds))
+            make = partial(make, dear={name: share * seconds for name, share in large.items()})
         if whole and not plain and schedule == "connected":
             plan = run("plan", lambda *given: plan_for(options.objectives, program, make(*given), target, memo),
                        program, target, schedule)  # fmt: skip
@@ -55,7 +56,13 @@ def settle(
             plan = run("tune", tuner, program, plan, target, options)
         return plan, run("loops", lower_program, program, plan, backend_for(target).lower_kernel)
 
-    too_large = [t.name for c in program.computes for t in c.outputs if not _is_storable(t.shape)]
+    # what is to be in parts, by the share of the whole time that this may cost
+    large = {}
+    for tensor in (t for c in program.computes for t in c.outputs):
+        if not _is_storable(tensor.shape):
+            large[tensor.name] = 1.0
+        elif prod(map(upper, tensor.shape)) * tensor.dtype.bytes > backend_for(target).most_between:
+            large[tensor.name] = _WORTH_PARTS
     try:
         return tried(options.schedule, options.effort != "fast")
     except InternalError as error:

@@ -61,6 +61,7 @@ class CpuBackend(Backend):
     source_suffix = "c"
     flushes_denormals = True
     other_algorithms = True
+    most_between = 1 << 32  # whose pages take longer to come by than a model's call, and which others want too
     runs_regions = True
     fills_by_sample = True
     streams_in_registers = False

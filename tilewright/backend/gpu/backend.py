@@ -44,6 +44,7 @@ class GpuBackend(Backend):
     source_suffix = "cu"
     flushes_denormals = False
     other_algorithms = False
+    most_between = 1 << 62  # a device's memory is a model's own, and has a bound of its own
     runs_regions = False
     fills_by_sample = False
     # more blocks run at a time where each holds less, which the model does not see

@@ -78,6 +78,10 @@ def _tensor_of(function: Callable[..., Any], like: torch.Tensor | None, data: An
     return made(data) if device is None else made(data).to(device)
 
 
+def _selected(x: torch.Tensor, mask: torch.Tensor) -> Selection:
+    return Selection.of(*torch.broadcast_tensors(x, mask))
+
+
 class TracedNumbers:
     """What is called of Python and PyTorch for a number, a truth or a size."""
 
@@ -90,7 +94,8 @@ class TracedNumbers:
             round: self._rounded, divmod: self._divided,
             isinstance: self._is_of, type: self._type, torch.is_tensor: self._is_tensor,
             torch.equal: self._equal, torch.allclose: self._close, torch.is_nonzero: self._truth,
-            torch.nonzero: self._places, torch.tensor: partial(_tensor_of, torch.tensor, None),
+            torch.nonzero: self._places, torch.masked_select: _selected,
+            torch.tensor: partial(_tensor_of, torch.tensor, None),
             torch.as_tensor: partial(_tensor_of, torch.as_tensor, None), torch._check: _checked(torch._check),
             torch._check_is_size: _checked(torch._check_is_size),
             **{kind: partial(_of_plain, spelled, kind) for kind in (str, repr, ascii, format)},
@@ -116,6 +121,7 @@ class TracedNumbers:
             methods: dict[str, Callable[..., Any]] = {
                 "item": self._item, "tolist": self._list, "nonzero": self._places, "equal": self._equal,
                 "allclose": self._close, "new_tensor": partial(_tensor_of, function),
+                "masked_select": _selected,
             }  # fmt: skip
             method = methods.get(name)
             if method is not None:
