@@ -366,7 +366,7 @@ def _command(compiler: Compiler, argv: Sequence[str], cache: Cache) -> list[str]
     folder, is_new = cache.folder("zig")
     if is_new:
         _LOG.warning("the first compilation by zig takes a minute or two: it compiles a C library of its own, once")
-    return ["sh", "-c", _ZIG_ENVIRONMENT, str(folder.resolve()), *argv]
+    return ["/bin/sh", "-c", _ZIG_ENVIRONMENT, str(folder.resolve()), *argv]
 
 
 def _headers(folder: Path) -> list[Path]:
