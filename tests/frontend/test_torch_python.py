@@ -317,3 +317,21 @@ def test_a_key_that_a_branch_chooses_is_refused() -> None:
     told = r"is another plain value in the two branches at .*test_torch_python\.py:\d+"
     with pytest.raises(TilewrightError, match=told):
         compiled(chosen)
+
+
+def test_a_set_that_changes_behind_and_is_followed_or_refused() -> None:
+    """Its `add` has a tensor's name."""
+
+    def counted(x: Tensor, y: Tensor) -> Any:
+        seen = {1}
+        if x.sum() > 0 and seen.add(2) is None:
+            x = x * 2
+        return x + len(seen), y
+
+    try:
+        fast = compiled(counted)
+    except TilewrightError as refusal:
+        assert "test_torch_python.py:" in str(refusal)
+        return
+    for x in (mixed(4, 3).abs(), -mixed(4, 3).abs()):
+        torch.testing.assert_close(fast(x, x), counted(x, x))

@@ -30,7 +30,9 @@ def planned(target: str, causal: bool = False, sizes: tuple[int, int, int] = SIZ
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["h200", *(pytest.param(n, marks=_LATER) for n in ("a100", "neoverse_n1"))])
+@pytest.mark.parametrize(
+    "target", ["h200", *(pytest.param(n, marks=_LATER) for n in ("a100", "neoverse_n1", "emerald_rapids"))]
+)
 @pytest.mark.parametrize("causal", [False, pytest.param(True, marks=_LATER)])
 def test_scores_in_parts_are_as_many_as_there_are(target: str, causal: bool) -> None:
     loops = planned(target, causal).loops

@@ -37,7 +37,7 @@ _COMBINED = {name: getattr(operator, f"__{function}__") for name, function in
              {**_ARITHMETIC, "USub": "neg", "UAdd": "pos", "Invert": "invert"}.items()}  # fmt: skip
 _ORDERS = {"Lt": operator.lt, "LtE": operator.le, "Gt": operator.gt, "GtE": operator.ge, "Eq": operator.eq,
            "NotEq": operator.ne}  # fmt: skip
-_PLAIN = (torch.Tensor, str, bytes, range, set, frozenset, torch.dtype, torch.device, type, ModuleType, FunctionType,
+_PLAIN = (torch.Tensor, str, bytes, range, frozenset, torch.dtype, torch.device, type, ModuleType, FunctionType,
           BuiltinFunctionType, Unbound)  # fmt: skip
 
 
