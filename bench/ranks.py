@@ -3,9 +3,9 @@
 For each way to share a model out: how far its results are from one process's, what part of the weights a rank has, and
 the time predicted beside the time measured: of all of it, of what each rank computes, by the plans of its segments, and
 of what ranks exchange, by the link between them as it is measured first. Where there are cores for all, each rank has
-its own, and is planned for them as they are while the others are busy too. `python -m bench.ranks failures --times 20`
-has a rank killed, stopped, or of another model, and says how soon the other told of it, in how many lines, and whether
-a process was left.
+its own, and is planned for them as they are while all others are busy too: clock, caches and memory are shared.
+`python -m bench.ranks failures --times 20` has a rank killed, stopped, or of another model, and says how soon the other
+told of it, in how many lines, and whether a process was left.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+
+if TYPE_CHECKING:
+    from tilewright.target import Target
 
 _BATCH = 4
 _RUNS = 5
@@ -35,6 +38,7 @@ _LIMIT = 3600.0  # seconds that all ranks may take to compile and run
 _WAYS = {"tensor": ("tp={}", 1), "data": ("dp={}", 1), "pipeline": ("pp={}", _BATCH)}  # mesh, parts of the batch
 _TIMEOUT = 5.0  # seconds that a rank waits for another, of the failures
 _SLACK = 2.0
+_RANK = "beside_others.json"  # in a rank's cache: its cores, as they are while those of all ranks are busy
 _MODES = ("killed", "stopped", "other")
 
 
@@ -130,8 +134,11 @@ def told(outputs: Sequence[str], word: str) -> list[dict[str, Any]]:
 def work(model: Path, mesh: str, parts: int, target: str, threads: int, effort: str, results: Path) -> None:
     """One of the processes: compile, run, and tell."""
     import tilewright
+    from tilewright.options import Options
 
     started = time.perf_counter()
+    if mesh != "one" and (beside := Options.from_environment().cache_dir / _RANK).exists() and target == "cpu":
+        target = str(beside)
     options = {"target": target, "threads": threads, "effort": effort}
     together = mesh != "one"
     compiled: Any = tilewright.compile(model, mesh=mesh, micro_batches=parts, timeout=600.0, **options) if together \
@@ -197,25 +204,48 @@ def exchanges(rows: Sequence[Mapping[str, Any]], link: Mapping[str, float]) -> l
 
 
 def measured_link(ranks: int, threads: int, caches: Path) -> dict[str, Any]:
-    """The link, after the cores of all ranks were measured at a time."""
-    rows = told(start(ranks, "links", threads=threads, caches=caches).outputs(_LIMIT), "row")
+    """The link, after the cores of all ranks were measured: by one process, for what several measure by themselves is
+    the best of moments in which the others happened to wait."""
+    whole = caches / "whole.json"
+    told(start(1, "cores", str(whole), threads=ranks * threads, caches=caches).outputs(_LIMIT), "row")
+    rows = told(start(ranks, "links", str(whole), threads=threads, caches=caches).outputs(_LIMIT), "row")
     return next((row for row in rows if row), {"links": [{}]})["links"][0]  # type: ignore[no-any-return]
 
 
-def tell_links() -> None:
+def tell_cores(whole: Path) -> None:
+    whole.write_text(_here(anew=True).to_json())
+    tell("row", {})
+
+
+def tell_links(whole: Path) -> None:
     from tilewright.distributed.links import described_links
     from tilewright.options import Options
     from tilewright.runtime.ranks import Ranks
+    from tilewright.target import machine
+
+    ranks = Ranks.join(_LIMIT)
+    device = beside_others(_here(anew=True), machine(str(whole)))
+    (Options.from_environment().cache_dir / _RANK).write_text(device.to_json())
+    ranks.wait("measuring links")
+    tell("row", (described_links(_LIMIT, device) if ranks.size > 1 else None) or {})
+
+
+def _here(*, anew: bool) -> Target:
+    from tilewright.options import Options
     from tilewright.target import this_cpu
     from tilewright.target.kept import measured
 
     options = Options.from_environment()
-    ranks = Ranks.join(_LIMIT)
-    for _ in range(2):  # the second time the program that measures is compiled, and all begin at once
-        ranks.wait("measuring cores")
-        device = measured(this_cpu(), options.cache_dir, options.compiler, anew=True)
-    ranks.wait("measuring links")
-    tell("row", (described_links(_LIMIT, device) if ranks.size > 1 else None) or {})
+    return measured(this_cpu(), options.cache_dir, options.compiler, anew=anew)
+
+
+def beside_others(own: Target, whole: Target) -> Target:
+    """The cores of one rank, with rates and parts of caches as they are while the cores of all ranks are busy."""
+    around = {level.name: level for level in whole.levels}
+    levels = tuple(replace(level, capacity=min(level.capacity, around[level.name].capacity),
+                           bandwidth=around[level.name].bandwidth, alone=around[level.name].alone,
+                           write=around[level.name].write) for level in own.levels)  # fmt: skip
+    return replace(own, fma_rate=whole.fma_rate, rates=whole.rates, levels=levels)
 
 
 def _timed(call: Callable[[], object]) -> float:
@@ -421,8 +451,11 @@ def main() -> int:
         path, mesh, parts, target, threads, effort, results = sys.argv[2:]
         work(Path(path), mesh, int(parts), target, int(threads), effort, Path(results))
         return 0
+    if len(sys.argv) > 1 and sys.argv[1] == "cores":
+        tell_cores(Path(sys.argv[2]))
+        return 0
     if len(sys.argv) > 1 and sys.argv[1] == "links":
-        tell_links()
+        tell_links(Path(sys.argv[2]))
         return 0
     if len(sys.argv) > 1 and sys.argv[1] == "fail":
         fail(Path(sys.argv[2]), sys.argv[3])

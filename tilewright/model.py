@@ -293,7 +293,7 @@ class Model(NotPickled):
 
     def _new_outputs(self) -> list[Array]:
         try:
-            return list(map(empty, self._shapes, self._types)) if self._memory is None else self._memory.arrays()
+            return list(map(empty if self._memory is None else self._memory.empty, self._shapes, self._types))
         except MemoryError as error:
             raise ToolError(f"there is no memory for the outputs: {', '.join(map(str, self._outputs))}") from error
 

@@ -190,7 +190,7 @@ class RankedModel(NotPickled):
             found = self._callers[number]([values[name] for name in step.takes])
             values.update({name: tensor for (name, _, _), tensor in zip(step.gives, found, strict=True)})
             return
-        outputs = [np.empty(shape, dtype) for _, shape, dtype in step.gives]
+        outputs = [self._ranks.memory.empty(shape, dtype) for _, shape, dtype in step.gives]
         step.artifact.runner.run([values[name] for name in step.takes], outputs)
         own = outputs if self._there is None else list(map(self._there.brought, outputs))
         values.update({name: array for (name, _, _), array in zip(step.gives, own, strict=True)})

@@ -27,6 +27,7 @@ from tilewright.ir.forms.training import Training, TrainingPhase
 from tilewright.ir.text.text import program_text
 from tilewright.options import Options
 from tilewright.report.ranks import ranks_text
+from tilewright.runtime.outputs import passing_memory
 from tilewright.runtime.ranks import Passing, RankError, Ranks
 from tilewright.schedule.cluster.pipeline import share_out_by_itself, share_out_in_stages
 from tilewright.tile_graph.algebra.memo import Memo
@@ -91,6 +92,7 @@ class RankedTraining(NotPickled):
     ) -> None:  # fmt: skip
         self._sharded, self._steps, self._optimiser, self._names, self._ranks = sharded, steps, optimiser, names, ranks
         self.rank, self.size = (0, 1) if ranks is None else (ranks.rank, ranks.size)
+        self._memory = passing_memory() if ranks is None else ranks.memory
         self.inputs = tuple(Port(t.name, t.dtype.numpy, _batched(extents(t), sharded.parts)) for t in training.inputs)
         self._loss = sharded.program.outputs[0]
         self._rates = training.rates.name
@@ -200,7 +202,7 @@ class RankedTraining(NotPickled):
         sent: list[Passing] = []
         for number, step in enumerate(self._steps.turns[turn]):
             if isinstance(step, CompiledRank):
-                outputs = [np.empty(shape, dtype) for _, shape, dtype in step.gives]
+                outputs = [self._memory.empty(shape, dtype) for _, shape, dtype in step.gives]
                 step.artifact.runner.run([values[name] for name in step.takes], outputs)
                 values.update({name: array for (name, _, _), array in zip(step.gives, outputs, strict=True)})
                 continue

@@ -19,6 +19,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tilewright.runtime.outputs import ArrayMemory, passing_memory
+
 Array = NDArray[Any]
 Slices = tuple[slice, ...]
 
@@ -73,14 +75,22 @@ class _OnHost:
 
     group: Any = None
 
-    def __init__(self, torch: Any, distributed: Any) -> None:
-        self._torch, self._distributed = torch, distributed
+    def __init__(self, torch: Any, distributed: Any, memory: ArrayMemory) -> None:
+        self._torch, self._distributed, self._memory = torch, distributed, memory
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
-        return np.empty(shape, dtype)
+        return self._memory.empty(shape, dtype)
 
     def whole(self, array: Any) -> Any:
-        return np.ascontiguousarray(array)
+        if array.flags.c_contiguous:
+            return array
+        made = self._memory.empty(array.shape, array.dtype)
+        made[...] = array
+        return made
+
+    def is_whole(self, array: Any) -> bool:
+        """Whether its bytes follow each other in memory."""
+        return bool(array.flags.c_contiguous)
 
     def bytes(self, array: Any) -> Any:
         return self._torch.from_numpy(array.reshape(-1).view(np.uint8))
@@ -97,7 +107,7 @@ class OnDevice(_OnHost):
     """The same of tensors on this rank's GPU, in the order of the stream that is current there."""
 
     def __init__(self, torch: Any, distributed: Any, group: Any, device: str = "cuda") -> None:
-        super().__init__(torch, distributed)
+        super().__init__(torch, distributed, passing_memory())
         self.group, self._device = group, device
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
@@ -106,6 +116,9 @@ class OnDevice(_OnHost):
 
     def whole(self, array: Any) -> Any:
         return array.contiguous()
+
+    def is_whole(self, array: Any) -> bool:
+        return bool(array.is_contiguous())
 
     def bytes(self, array: Any) -> Any:
         return array.reshape(-1).view(self._torch.uint8)
@@ -137,7 +150,8 @@ class Ranks:
         self._distributed, self._torch, self.timeout = distributed, torch, timeout
         self.rank: int = distributed.get_rank()
         self.size: int = distributed.get_world_size()
-        self._host = _OnHost(torch, distributed)
+        self.memory = passing_memory()
+        self._host = _OnHost(torch, distributed, self.memory)
 
     def on_devices(self, gpu: bytes) -> OnDevice | None:
         """How arrays pass between GPUs, where every rank has one of its own, told by its identity; empty for none."""
@@ -260,13 +274,19 @@ class Ranks:
             raise self._lost(step, error) from error
 
     def _begun(self, move: Move, values: Mapping[str, Any], own: _OnHost) -> Passing:
-        parts = {peer: values[move.source][place] for peer, place in move.sends}
+        wholes: dict[str, Any] = {}  # most exchanges send the same part to all
+        for _, place in move.sends:
+            if str(place) not in wholes:
+                wholes[str(place)] = own.whole(values[move.source][place])
+        parts = {peer: wholes[str(place)] for peer, place in move.sends}
         found = own.empty(move.shape, move.dtype) if move.takes else None
         came: dict[int, Any] = {}
         for peer, place in move.takes:
             assert found is not None
-            if peer != self.rank:
-                came[peer] = own.empty(found[place].shape, move.dtype)
+            if peer != self.rank:  # what is added up, or lies in pieces, is put in its place once it has come
+                part = found[place]
+                is_there = move.operator is None and own.is_whole(part)
+                came[peer] = part if is_there else own.empty(part.shape, move.dtype)
         # from stage to stage while two ranks are at something else: not to be taken for that
         return Passing(move, found, came, *self._started(parts, came, own, int(move.kind == "send")))
 
@@ -277,6 +297,8 @@ class Ranks:
             return
         for number, (peer, place) in enumerate(move.takes):
             part = values[move.source][move.own or ()] if peer == self.rank else passing.came[peer]
+            if move.operator is None and peer != self.rank and own.is_whole(found[place]):
+                continue  # it came to its place
             if move.operator is None or number == 0:
                 found[place] = part
             else:

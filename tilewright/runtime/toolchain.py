@@ -13,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -174,8 +175,9 @@ def _ziglang() -> Compiler | None:
 
 
 def _probe(argv: tuple[str, ...]) -> Compiler | None:
+    is_zig = len(argv) > 1 and argv[-1] == "cc" and "zig" in "".join(argv[:-1])
     try:
-        done = subprocess.run([*argv, "--version"], capture_output=True, text=True, timeout=60, check=False)
+        done = _version_of_zig(argv) if is_zig else _version(argv)
     except (OSError, subprocess.TimeoutExpired):
         return None
     if done.returncode != 0 or not done.stdout.strip():
@@ -184,9 +186,20 @@ def _probe(argv: tuple[str, ...]) -> Compiler | None:
     # The first line names the release, clang's "Target:" the system it builds for; the rest differs between copies.
     first, *rest = text.splitlines()
     version = " ".join([first, *(line for line in rest if line.startswith("Target:"))])
-    if len(argv) > 1 and argv[-1] == "cc" and "zig" in "".join(argv[:-1]):
+    if is_zig:
         return Compiler(argv, "zig", version)
     return Compiler(argv, "clang" if "clang" in text.lower() else "gcc", version)
+
+
+def _version(argv: tuple[str, ...], more: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*argv, "--version"], env={**(more or {}), **os.environ}, capture_output=True, text=True,
+                          timeout=60, check=False)  # fmt: skip
+
+
+def _version_of_zig(argv: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    """zig makes its cache even to tell its version, and tries for ever where the home takes none."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        return _version(argv, {"ZIG_GLOBAL_CACHE_DIR": folder})
 
 
 def default_flags(compiler: Compiler, machine: NativeMachine) -> tuple[str, ...]:

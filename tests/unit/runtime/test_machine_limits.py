@@ -58,6 +58,18 @@ def test_zig_keeps_its_own_under_the_cache(tmp_path: Path, caplog: pytest.LogCap
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+def test_zig_is_asked_for_its_version_with_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It makes one even then, and where its home takes none it tries for ever."""
+    zig = tmp_path / "zig"
+    zig.write_text('#!/bin/sh\n[ -d "$ZIG_GLOBAL_CACHE_DIR" ] && echo clang version 0\n')
+    zig.chmod(0o755)
+    monkeypatch.delenv("ZIG_GLOBAL_CACHE_DIR", raising=False)
+    assert toolchain.find_compiler(str(zig)).kind == "zig"
+    monkeypatch.setenv("ZIG_GLOBAL_CACHE_DIR", str(tmp_path / "chosen"))
+    with pytest.raises(ToolchainError, match="not a working C compiler"):
+        toolchain.find_compiler(str(zig))
+
+
 def test_more_threads_than_cores_are_told_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, kernel_cache: Path, tmp_path: Path
 ) -> None:

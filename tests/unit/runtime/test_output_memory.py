@@ -1,5 +1,7 @@
 """Memory of large outputs: given out again only once nobody refers to it."""
 
+import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -10,34 +12,49 @@ import tilewright
 from tests.cpu_stages import model_of
 from tilewright import Options
 from tilewright.runtime import BuiltModel, Cache, CpuModel, compile_shared, find_compiler, this_machine
-from tilewright.runtime.outputs import output_memory
+from tilewright.runtime.outputs import ArrayMemory, output_memory, passing_memory
 
 LARGE = (9 << 20,)
 FORMS = ((LARGE, np.dtype(np.float32)), ((3, 5), np.dtype(np.int64)))
 
 
-def memory():
+FLOATS = np.dtype(np.float32)
+counts_references = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
+
+
+def memory() -> ArrayMemory:
     found = output_memory(FORMS)
-    if found is None:
-        pytest.skip("this Python does not count references at once")
+    assert found is not None
     return found
 
 
-def test_what_was_let_go_comes_again():
-    arrays = memory()
-    first, _ = arrays.arrays()
+@pytest.mark.skipif(not counts_references, reason="this Python does not count references at once")
+@pytest.mark.parametrize(("arrays", "shape"), [(memory(), LARGE), (passing_memory(), (128, 256))])
+def test_what_was_let_go_comes_again(arrays: ArrayMemory, shape: tuple[int, ...]) -> None:
+    first = arrays.empty(shape, FLOATS)
     address = first.ctypes.data
     del first
-    again, small = arrays.arrays()
-    assert again.ctypes.data == address
-    assert again.shape == LARGE and again.flags.writeable and small.base is None
+    again, small = arrays.empty(shape[::-1], np.dtype(np.int32)), arrays.empty(*FORMS[1])
+    assert again.ctypes.data == address and again.dtype == np.int32
+    assert again.shape == shape[::-1] and again.flags.writeable and small.base is None
+
+
+@pytest.mark.skipif(not counts_references, reason="this Python does not count references at once")
+def test_of_each_size_only_so_many_stay() -> None:
+    """All that one moment needed is not kept for ever."""
+    arrays = ArrayMemory(least=1000, kept=3)
+    held = [arrays.empty((1001,), np.dtype(np.uint8)) for _ in range(8)]
+    assert len({each.ctypes.data for each in held}) == 8
+    owners = [weakref.ref(each.base) for each in held]
+    held.clear()
+    assert [each() is not None for each in owners] == [True] * 3 + [False] * 5
 
 
 @pytest.mark.parametrize("hold", [lambda a: a, lambda a: a[5:], lambda a: a[5:][::2].reshape(-1, 1), memoryview])
 def test_what_is_still_held_does_not(hold):
     arrays = memory()
-    held = hold(arrays.arrays()[0])
-    others = [arrays.arrays()[0] for _ in range(4)]
+    held = hold(arrays.empty(*FORMS[0]))
+    others = [arrays.empty(*FORMS[0]) for _ in range(4)]
     for other in others:
         assert not np.shares_memory(np.asarray(held), other)
     assert len({other.ctypes.data for other in others}) == 4

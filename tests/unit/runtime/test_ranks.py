@@ -278,7 +278,7 @@ def test_links_are_measured_and_can_be_planned_for(folder: Path) -> None:
 
 def test_a_link_is_its_latency_and_its_bandwidth() -> None:
     link = link_of([3e-3, 3e-3, 9.0], [3e-3 + 2.0, 3e-3 + 2.0, 9.0], 4)
-    assert link.size == 4 and link.latency == pytest.approx(1e-3) and link.bandwidth == pytest.approx((8 << 20) / 2.0)
+    assert link.size == 4 and link.latency == pytest.approx(1e-3) and link.bandwidth == pytest.approx((2 << 20) / 2.0)
 
 
 def test_a_process_alone_is_told_how_to_start_several(monkeypatch: pytest.MonkeyPatch) -> None:
