@@ -38,7 +38,7 @@ _LIMIT = 3600.0  # seconds that all ranks may take to compile and run
 _WAYS = {"tensor": ("tp={}", 1), "data": ("dp={}", 1), "pipeline": ("pp={}", _BATCH)}  # mesh, parts of the batch
 _TIMEOUT = 5.0  # seconds that a rank waits for another, of the failures
 _SLACK = 2.0
-_RANK = "beside_others.json"  # in a rank's cache: its cores, as they are while those of all ranks are busy
+_RANK = "beside_{}.json"  # in a rank's cache: its cores, as they are while those of so many ranks are busy
 _MODES = ("killed", "stopped", "other")
 
 
@@ -137,7 +137,7 @@ def work(model: Path, mesh: str, parts: int, target: str, threads: int, effort: 
     from tilewright.options import Options
 
     started = time.perf_counter()
-    if mesh != "one" and (beside := Options.from_environment().cache_dir / _RANK).exists() and target == "cpu":
+    if mesh != "one" and (beside := _described(Options.from_environment().cache_dir)).exists() and target == "cpu":
         target = str(beside)
     options = {"target": target, "threads": threads, "effort": effort}
     together = mesh != "one"
@@ -172,34 +172,59 @@ def _turns(compiled: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
     plans = [steps[n].artifact for n in segments if steps[n].artifact.plan is not None]
     known = [p.seconds for p in price_in_turn([(a.program, a.plan) for a in plans], plans[0].target)] if plans else []
     passed = [n for n, step in enumerate(steps) if n not in segments and step.kind != "send"]
-    exchanges = [(steps[n].kind, *_sent(steps[n], compiled.size),
+    exchanges = [(steps[n].kind, *_sent(steps[n], compiled.rank, compiled.size),
                   [[(t.begin, t.end) for t in run if t.turn.step == n and t.turn.verb is Verb.DO] for run in runs])
                  for n in passed]  # fmt: skip
     measured = statistics.median(statistics.median(each) for each in own)
     return {"segments": len(segments), "predicted": float(sum(known)), "computed": measured, "exchanges": exchanges}
 
 
-def _sent(move: Any, size: int) -> tuple[int, int]:
-    """How many ranks take part in an exchange, and the bytes that one of them sends."""
+def _sent(move: Any, rank: int, size: int) -> tuple[int, int, int]:
+    """How many ranks take part in an exchange, the bytes that one of them sends, and those that it copies and adds."""
+    item = move.dtype.itemsize
     if move.kind == "all-reduce":
-        count = len(move.peers)
-        return count, 2 * (count - 1) * int(np.prod(move.shape)) * move.dtype.itemsize // count
-    passed = move.sends or move.takes[1:]  # what is gathered the first takes
-    parts = [int(np.prod([at.stop - at.start for at in place])) for _, place in passed]
-    return min(size, len(parts) + 1), sum(parts) * move.dtype.itemsize
+        count, whole = len(move.peers), int(np.prod(move.shape)) * item
+        return count, 2 * (count - 1) * whole // count, 2 * whole
+    passed = move.sends or [(peer, place) for peer, place in move.takes if peer != rank]  # what is gathered one takes
+    here = [place for _, place in move.sends] + ([move.own] if move.own else [])
+    given = [max(at.stop for at in along) for along in zip(*here, strict=True)]
+    copied = sum(_count(place) for _, place in move.sends if _is_in_pieces(place, given))
+    for peer, place in move.takes:
+        if peer == rank or (move.operator is None and _is_in_pieces(place, move.shape)):
+            copied += _count(place)
+        elif move.operator is not None:  # two are read where one is written
+            copied += 1.5 * _count(place)
+    count = min(size, len(passed) + 1)
+    return count, sum(_count(place) for _, place in passed) * item, int(2 * copied * item)
 
 
-def exchanges(rows: Sequence[Mapping[str, Any]], link: Mapping[str, float]) -> list[tuple[float, float]]:
+def _count(place: Sequence[slice]) -> int:
+    return int(np.prod([at.stop - at.start for at in place]))
+
+
+def _is_in_pieces(place: Sequence[slice], shape: Sequence[int]) -> bool:
+    """Whether a part of an array is no row of its bytes."""
+    cut = [n for n, at in enumerate(place) if at.stop - at.start < shape[n]]
+    return bool(cut) and any(at.stop - at.start > 1 for at in place[: cut[-1]])
+
+
+def exchanges(
+    rows: Sequence[Mapping[str, Any]], described: Mapping[str, float], device: Target
+) -> list[tuple[float, float]]:
     """Predicted and measured seconds of what all ranks exchange with each other, where they all do: from when the last
     has begun until the last has ended."""
+    from tilewright.schedule.cluster.cost import exchange_seconds
+    from tilewright.target import Link
+
     found = []
     for alike in zip(*(row["exchanges"] for row in rows), strict=False):
-        kind, count, sent, _ = alike[0]
-        turns = {"all-reduce": 2 * (count - 1), "halo": 1}.get(kind, count - 1)
+        kind, count, *_ = alike[0]
+        link = Link("ranks", count, described["bandwidth"], described["latency"])
+        sent, handled = (max(row[place] for row in alike) for place in (2, 3))
         times = [max(end for _, end in parts) - max(begin for begin, _ in parts)
-                 for run in zip(*(each[3] for each in alike), strict=True)
+                 for run in zip(*(each[4] for each in alike), strict=True)
                  for parts in zip(*run, strict=True)]  # fmt: skip
-        found.append((turns * link["latency"] + sent / link["bandwidth"], statistics.median(times)))
+        found.append((exchange_seconds(kind, sent, handled, link, device), statistics.median(times)))
     return found
 
 
@@ -225,9 +250,13 @@ def tell_links(whole: Path) -> None:
 
     ranks = Ranks.join(_LIMIT)
     device = beside_others(_here(anew=True), machine(str(whole)))
-    (Options.from_environment().cache_dir / _RANK).write_text(device.to_json())
+    _described(Options.from_environment().cache_dir).write_text(device.to_json())
     ranks.wait("measuring links")
     tell("row", (described_links(_LIMIT, device) if ranks.size > 1 else None) or {})
+
+
+def _described(cache: Path) -> Path:
+    return cache / _RANK.format(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _here(*, anew: bool) -> Target:
@@ -262,6 +291,7 @@ def error(found: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray]) -> f
 def compare(asked: argparse.Namespace) -> None:
     from tilewright.distributed.compiling import program_of
     from tilewright.frontend.onnx.model import load
+    from tilewright.target import machine
 
     threads, begun = asked.threads, time.perf_counter()
     print(f"batch {_BATCH}, {threads} threads a rank, {asked.target}, effort {asked.effort}, {os.cpu_count()} cores; "
@@ -291,7 +321,8 @@ def compare(asked: argparse.Namespace) -> None:
                 share = max(row["weights"] for row in rows) * count / whole
                 predicted = _predicted(rows[0]["explained"])
                 computed = [row["computed"] / row["predicted"] for row in rows if row["predicted"]]
-                passed = [b / a for a, b in exchanges(rows, links[count])] if count > 1 else []
+                device = machine(str(Path(place) / "rank_0" / _RANK.format(count)))
+                passed = [b / a for a, b in exchanges(rows, links[count], device)] if count > 1 else []
                 mesh += " (NCCL)" if rows[0]["by"] else ""
                 print(f"| {name} | {count} | {mesh} | {parts} | {wrong:.1e} | {share:.2f} | {predicted:.3g} | "
                       f"{rows[0]['ms']:.3g} | {alone['ms']:.3g} | {_ratios(computed)} | {_ratios(passed)} | "

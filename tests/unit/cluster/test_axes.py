@@ -43,7 +43,7 @@ def problems(monkeypatch: pytest.MonkeyPatch) -> Problems:
 
 def two_layers(rows: int = 512) -> ModelProto:
     steps = [("MatMul", ["x", "w"], "h", {}), ("Relu", ["h"], "g", {}), ("MatMul", ["g", "v"], "y", {})]
-    return model_of(steps, {"x": (rows, 64)}, {"y": (rows, 64)}, {"w": weights(64, 128), "v": weights(128, 64)})
+    return model_of(steps, {"x": (rows, 64)}, {"y": (rows, 64)}, {"w": weights(64, 512), "v": weights(512, 64)})
 
 
 @pytest.mark.slow

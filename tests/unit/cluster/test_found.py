@@ -108,7 +108,7 @@ def test_megatron(ranks: int) -> None:
 def test_data_parallel() -> None:
     """A batch is cut, and nothing passes but the results."""
     steps = [("MatMul", ["x", "w"], "h", {}), ("Relu", ["h"], "g", {}), ("MatMul", ["g", "v"], "y", {})]
-    model = model_of(steps, {"x": (512, 64)}, {"y": (512, 64)}, {"w": weights(64, 96), "v": weights(96, 64)})
+    model = model_of(steps, {"x": (512, 64)}, {"y": (512, 64)}, {"w": weights(64, 384), "v": weights(384, 64)})
     sharded = share_out(program_of(model), cluster(dp=2))
     assert all(part == AxisPart(dim=0) for part in parts(sharded).values())
     assert exchanged(sharded) == {"gather": 1}
@@ -139,9 +139,9 @@ def test_rows_of_convolutions_with_halos() -> None:
     for number in range(3):
         steps += [("Conv", [f"x{number}", f"w{number}"], f"c{number}", {"pads": [1, 1, 1, 1]}),
                   ("Relu", [f"c{number}"], f"x{number + 1}", {})]  # fmt: skip
-    constants = {f"w{n}": weights(16, 16, 3, 3) for n in range(3)}
-    model = model_of(steps, {"x0": (1, 16, 48, 48)}, {"x3": (1, 16, 48, 48)}, constants)
-    sharded = share_out(program_of(model), cluster(rows=2))
+    constants = {f"w{n}": weights(64, 64, 3, 3) for n in range(3)}
+    model = model_of(steps, {"x0": (1, 64, 48, 48)}, {"x3": (1, 64, 48, 48)}, constants)
+    sharded = share_out(program_of(model), cluster(1e10, rows=2))
     assert {part.dim for part in parts(sharded).values()} <= {2, 3}
     assert exchanged(sharded) == {"halo": 2, "gather": 1}
     agrees(sharded)

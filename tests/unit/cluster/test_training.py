@@ -6,7 +6,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import inf
 from queue import Queue
@@ -25,6 +25,7 @@ from tilewright.ir.forms.compute import Program
 from tilewright.ir.forms.sharded import Sharded, ShardedCompute, from_json
 from tilewright.ir.forms.training import Training, TrainingPhase
 from tilewright.ir.meaning.interpret import evaluate
+from tilewright.runtime.outputs import ArrayMemory, passing_memory
 from tilewright.schedule.cluster.pipeline import share_out_by_itself, share_out_in_stages
 from tilewright.target import Link
 from tilewright.tile_graph.sharding.check import check_sharded
@@ -67,6 +68,7 @@ class Posts:
     size: int
     boxes: Mapping[tuple[int, int], Queue[np.ndarray]]
     given: Arrays
+    memory: ArrayMemory = field(default_factory=passing_memory)
 
     def share(self, values: Arrays, wanted: Sequence[Any]) -> None:
         values.update(self.given)

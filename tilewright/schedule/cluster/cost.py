@@ -13,10 +13,10 @@ from tilewright.ir.forms.expr import Axis
 from tilewright.ir.forms.mesh import Mesh, Spread
 from tilewright.ir.forms.sharded import Exchange, ShardedCompute
 from tilewright.ir.forms.tensor import Tensor, extents
-from tilewright.target import Cluster
+from tilewright.target import Cluster, Link, Target
 from tilewright.tile_graph.algebra.nest import data_cost
 from tilewright.tile_graph.algebra.propagate import extent_of
-from tilewright.tile_graph.sharding.routes import route, sent_bytes
+from tilewright.tile_graph.sharding.routes import handled_bytes, route, sent_bytes
 from tilewright.tile_graph.sharding.strategies import Strategy
 
 
@@ -55,11 +55,9 @@ class Costs:
         return place_bytes(spread.place(extents(tensor), self.mesh, (0,) * len(self.mesh.axes)), tensor)
 
     def exchange(self, step: Exchange) -> float:
-        """As a ring: parts are passed on, one exchange after the other; a halo comes from both sides at once."""
         assert step.axis is not None
-        link = self.cluster.links[step.axis]
-        turns = {"all-reduce": 2 * (link.size - 1), "halo": 1}.get(step.kind, link.size - 1)
-        return turns * link.latency + sent_bytes(step, self.mesh) / link.bandwidth
+        sent, handled = sent_bytes(step, self.mesh), handled_bytes(step, self.mesh)
+        return exchange_seconds(step.kind, sent, handled, self.cluster.links[step.axis], self.cluster.device)
 
     def routed(self, tensor: Tensor, have: Spread, wants: tuple[Spread, ...]) -> float:
         """Of the cheapest way to one of several spreads."""
@@ -70,6 +68,14 @@ class Costs:
             routes = [route(tensor, have, want, self.mesh)[0] for want in wants]
             self.known[key] = min(sum(map(self.exchange, steps)) for steps in routes)
         return self.known[key]
+
+
+def exchange_seconds(kind: str, sent: int, handled: int, link: Link, device: Target) -> float:
+    """As a ring: parts are passed on, one exchange after the other; a halo comes from both sides at once. A CPU's one
+    thread passes on, and adds up."""
+    turns = {"all-reduce": 2 * (link.size - 1), "halo": 1}.get(kind, link.size - 1)
+    units = 1 if device.kind == "cpu" else device.units
+    return turns * link.latency + sent / link.bandwidth + handled / (device.main.bandwidth * units)
 
 
 def _work(compute: Compute, cut: Mapping[Axis, int]) -> float:

@@ -86,6 +86,29 @@ def sent_bytes(step: Exchange, mesh: Mesh) -> int:
     return here * (peers - 1) // peers
 
 
+def handled_bytes(step: Exchange, mesh: Mesh) -> int:
+    """Bytes that a rank reads and writes in its own memory besides: what comes is added to what is there, and a rank's
+    own part, or one that lies in pieces among the others, is copied. An all-reduce adds up while it passes on."""
+    if step.axis is None:
+        return 0
+    shape, peers = extents(step.tensor), mesh.sizes[step.axis]
+    here, passed = _most(step.before, shape, mesh) * step.tensor.dtype.bytes, sent_bytes(step, mesh)
+    if step.kind in ("halo", "all-reduce"):
+        return 2 * here
+    own = here if step.kind in ("all-gather", "gather") else here // peers
+    found = 2 * own + (3 * passed if step.before.parts[step.axis].operator else 0)
+    if not step.before.parts[step.axis].operator and _in_pieces(step.before, step.axis, shape, mesh):
+        found += 2 * passed
+    return found + (2 * passed if _in_pieces(step.after, step.axis, shape, mesh) else 0)
+
+
+def _in_pieces(spread: Spread, axis: int, shape: tuple[int, ...], mesh: Mesh) -> bool:
+    """Whether the blocks along a mesh axis are no whole rows of what a rank has: a dimension before is longer."""
+    dim = spread.parts[axis].dim
+    at = (0,) * len(mesh.axes)
+    return dim is not None and any(n > 1 for _, n in spread.place(shape, mesh, at)[:dim])
+
+
 def is_held(shape: Sequence[int], have: Spread, want: Spread, mesh: Mesh) -> bool:
     """Whether every rank has what another spread says, in the one there is."""
     if have.is_partial:
