@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -21,6 +23,7 @@ from tilewright.ir.forms.loops import (
     Memory,
     Operand,
     Scope,
+    Stmt,
     Storage,
     Store,
 )
@@ -235,6 +238,23 @@ def test_traffic_of_conditions_programs_and_roles():
         Storage("a", (6,), F, "temporary"), Storage("b", (6,), F, "output"),
     )))  # fmt: skip
     assert again.intermediate == 24
+
+
+def test_traffic_of_deep_nests_takes_little_memory():
+    """Each loop is short enough to be looked at whole; all of them together are not."""
+    sizes = (3055, 256, 64, 8)
+    axes = [Axis(name, n) for name, n in zip("tfsk", sizes, strict=True)]
+    y = Buffer("y", sizes, F, Memory.GLOBAL)
+    inside = lt(sum((var(a) for a in axes[1:]), var(axes[0])), 2000)
+    body: tuple[Stmt, ...] = (If(inside, (Store(y, tuple(var(a) for a in axes), ZERO),)),)
+    for axis in reversed(axes):
+        body = (For(axis, ForKind.SERIAL, body),)
+    exact = 4 * sum(2000 - (f + s + k) for f in range(256) for s in range(64) for k in range(8))
+    tracemalloc.start()
+    stored = count_traffic(Kernel("deep", (y,), body)).stored["y"]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert stored == pytest.approx(exact, rel=0.05) and peak < 1 << 29
 
 
 def test_traffic_of_long_dynamic_loops_is_close():

@@ -52,6 +52,12 @@ def cuts_packets(part: Range, packet: int, steps: Mapping[str, Size]) -> np.ndar
     return np.asarray(part.size % packet != 0) | ((part.size < part.extent) & inner)
 
 
+def filled(part: Range, packet: int) -> Range:
+    """The part with its last packet whole, where what lies behind the end of its axis may be read as well."""
+    extent = -(-part.extent // packet) * packet
+    return Range(part.low, np.where(np.asarray(part.size) >= part.extent, extent, part.size), extent)
+
+
 def is_multiple(value: Expr, of: int, steps: Mapping[str, Size]) -> np.ndarray:
     """Whether that is known of a place, as above."""
     found = linear(value)

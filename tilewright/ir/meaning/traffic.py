@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isinf, prod
 from typing import Any
@@ -33,6 +33,7 @@ from tilewright.ir.meaning.values import evaluate_exprs
 
 EXACT = 1 << 20  # iterations looked at one by one; beyond, a loop is sampled at SAMPLES points
 SAMPLES = 64
+MOST = 1 << 24  # iterations of a whole nest, of those loops that what is inside depends on; in any case looked at
 
 
 @dataclass
@@ -138,9 +139,9 @@ class _Counter:
             size = int(np.max(extent, initial=0))
             points = np.arange(size)
             share = 1.0
-            if size and weight.size * size > EXACT and size > SAMPLES:
-                points = np.linspace(0, size - 1, SAMPLES).astype(np.int64)
-                share = size / SAMPLES
+            if kept := _sampled(size, weight.size, self._inside(loop.body) if size > SAMPLES else 1):
+                points = np.linspace(0, size - 1, kept).astype(np.int64)
+                share = size / kept
             self._env[loop.axis] = points.reshape(-1, *(1,) * (self._depth - 1))
             self._run(loop.body, weight * (self._env[loop.axis] < extent) * share)
             self._depth -= 1
@@ -150,6 +151,19 @@ class _Counter:
         if vector:
             self._vectors.pop()
         self._copies = outside
+
+    def _inside(self, body: Sequence[Stmt]) -> int:
+        """Iterations of the loops in there whose values conditions depend on, at most."""
+        most = 1
+        for stmt in body:
+            if isinstance(stmt, For):
+                own = upper(stmt.axis.extent) if _shapes_inside(stmt) else 1
+                most = max(most, (SAMPLES if isinf(own) else int(own)) * self._inside(stmt.body))
+            elif isinstance(stmt, If):
+                most = max(most, self._inside(stmt.then), self._inside(stmt.otherwise))
+            elif isinstance(stmt, Alloc):
+                most = max(most, self._inside(stmt.body))
+        return most
 
     def _count(
         self,
@@ -211,6 +225,15 @@ class _Counter:
             raise InternalError(f"kernel {self._kernel.name}: an extent reads {node.source.name}")
 
         return evaluate_exprs((root,), leaf, read)[0]
+
+
+def _sampled(size: int, outside: int, inside: int) -> int:
+    """How many points of a loop are looked at; 0 for all of them."""
+    kept = size
+    if size > SAMPLES and (outside * size > EXACT or outside * size * inside > MOST):
+        kept = SAMPLES
+    kept = min(kept, max(2, MOST // outside))
+    return kept if kept < size else 0
 
 
 def _shapes_inside(loop: For) -> bool:

@@ -87,7 +87,7 @@ def runs_of_channels(program: Program, target: Target, predict: Predict) -> Prog
 
 
 def _chosen(compute: Compute, program: Program, target: Target, predict: Predict, taken: set[str]) -> _Copied | None:
-    if not isinstance(compute, Reduce) or not _is_narrow(compute):
+    if not isinstance(compute, Reduce) or not is_narrow(compute):
         return None
     for found in guarded_reads(compute, program):
         packet = target.lanes(found.read.dtype.bytes)
@@ -106,7 +106,7 @@ def _chosen(compute: Compute, program: Program, target: Target, predict: Predict
     return None
 
 
-def _is_narrow(compute: Reduce) -> bool:
+def is_narrow(compute: Reduce) -> bool:
     """A sum of products that tensor cores may take."""
     if compute.monoid.operator != "add" or len(compute.elements) != 1:
         return False

@@ -41,6 +41,7 @@ from tilewright.transform.layout.choose import owned_axis
 from tilewright.transform.layout.guarded_reads import dimension_of, guarded_reads, moved_condition
 from tilewright.transform.layout.packed_groups import pack_groups
 from tilewright.transform.layout.staging_cost import FEW_CHANNELS, GuardedRead, copy_pays, ends
+from tilewright.transform.layout.whole_rows import whole_rows
 
 _ORDER_GAIN = 0.85  # predictions for vectors along different axes are less alike than their errors
 
@@ -81,7 +82,10 @@ def stage_operands(program: Program, target: Target, predict: Predict | None = N
     `always`, for tests: of every operand that can be copied, whatever it costs.
     """
     if target.copies_tiles:
-        return program if predict is None else runs_of_channels(pack_groups(program, predict), target, predict)
+        if predict is None:
+            return program
+        runs = runs_of_channels(pack_groups(program, predict), target, predict)
+        return whole_rows(runs, target, predict)
     taken = {t.name for t in program.tensors()}
     staged: list[Tensor] = []
     constants, layouts = dict(program.constants), dict(program.layouts)

@@ -13,7 +13,15 @@ from math import ceil, log2, prod
 from tilewright.backend.gpu import constants as prices
 from tilewright.backend.gpu.maps.packets import flat_offset
 from tilewright.backend.gpu.matrix.cost import BlockedProduct, Fragments, cost_of
-from tilewright.backend.gpu.matrix.plan import cuts_of, product_of, runs_of, steps_of, stored_at_once, ways_of
+from tilewright.backend.gpu.matrix.plan import (
+    cuts_of,
+    made_by,
+    product_of,
+    runs_of,
+    steps_of,
+    stored_at_once,
+    ways_of,
+)
 from tilewright.backend.gpu.threads.contract import GpuContract
 from tilewright.backend.gpu.threads.nest import GpuNest
 from tilewright.backend.gpu.threads.slots import slots_of as _slots
@@ -86,7 +94,7 @@ def _on_tensor_cores(placed: Placed, around: LeafAround, warps: Tile, holds: Seq
     is_root = nest.tensor is around.nests[-1].tensor
     stored = stored_at_once(nest, leaf, context) if is_root else 1
     ranges = {**dict(zip(nest.axes, placed.work.box, strict=True)), **dict(placed.work.limits)}
-    cut = cuts_of(nest, leaf, ranges, {}, context)
+    cut = cuts_of(nest, leaf, ranges, {}, made_by(around.nests), context)
     ways, runs = ways_of(nest, leaf, around.nests, context, cut), runs_of(nest, leaf, context)
     work, steps = data_cost(*nest.values), steps_of(nest, leaf)
     product = BlockedProduct(*sizes, around.blocks, ways, False, runs, stored, work, steps=steps)

@@ -12,10 +12,10 @@ from copy import copy
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.backend.gpu.boxes import cuts_packets, is_multiple
+from tilewright.backend.gpu.boxes import cuts_packets, filled, is_multiple
 from tilewright.backend.gpu.maps.packets import flat_offset, in_packets, in_registers, packet_place, packets_of
 from tilewright.backend.gpu.matrix.epilogue import MatrixEpilogue
-from tilewright.backend.gpu.matrix.sides import Side, Sides
+from tilewright.backend.gpu.matrix.sides import Side, Sides, has_whole_packets
 from tilewright.backend.gpu.threads.nest import GpuNest, ThreadTile, drop_true, guarded
 from tilewright.backend.gpu.threads.pipeline import Copies, Gathered, pipelined, sync
 from tilewright.errors import InternalError
@@ -250,7 +250,7 @@ class MatrixContract:
         conditions: list[Expr] = []
         for number, axis in reversed(list(enumerate(side.axes))):
             part = self.base.ranges[axis]
-            size = int(part.size) // packet if number == len(side.axes) - 1 else int(part.size)
+            size = -(-int(part.size) // packet) if number == len(side.axes) - 1 else int(part.size)
             digit = rest if number == 0 else simplify(rest % size)
             rest = simplify(rest // size)
             if number == len(side.axes) - 1 and lane is not None:
@@ -369,7 +369,11 @@ class MatrixContract:
     def _whole_lines(self, ring: Ring) -> bool:
         """Whether the packets of a line are wholly inside or wholly outside."""
         base = self.base
-        last = base.reduce_ranges[base.reduction[-1]] if ring.along_sum else base.ranges[ring.side.axes[-1]]
+        lane = base.reduction[-1] if ring.along_sum else ring.side.axes[-1]
+        last = base.reduce_ranges[lane] if ring.along_sum else base.ranges[lane]
+        inside = {t for t, place in base.access.read.items() if place.buffer.memory is not Memory.GLOBAL}
+        if has_whole_packets(ring.side, lane, ring.packet, inside):
+            last = filled(last, ring.packet)
         return not cuts_packets(last, ring.packet, {})
 
     def _compute(

@@ -10,7 +10,7 @@ from math import log2, prod, sqrt
 
 import numpy as np
 
-from tilewright.backend.gpu.boxes import Block, cuts_packets
+from tilewright.backend.gpu.boxes import Block, cuts_packets, filled
 from tilewright.backend.gpu.constants import ANEW_OF_BYTES, ANEW_OF_ROOT, LEAST_ANEW
 from tilewright.backend.gpu.maps.plan import in_packets_along
 from tilewright.backend.gpu.maps.unpack import Packed, packed_side
@@ -32,7 +32,7 @@ from tilewright.backend.gpu.matrix.cost import (
     ways_by_warps,
 )
 from tilewright.backend.gpu.matrix.lower import guarded_read
-from tilewright.backend.gpu.matrix.sides import Side, Sides, sides_of
+from tilewright.backend.gpu.matrix.sides import Side, Sides, has_whole_packets, sides_of
 from tilewright.errors import InternalError
 from tilewright.intrinsics.gpu_matrix import FORMS, ROW_BYTES
 from tilewright.ir.analysis.terms import TERMS, terms_of
@@ -98,7 +98,7 @@ def ways_of(
     """How the rows' operand and the columns' come to shared memory: copied as they lie in memory, computed packet by
     packet, or element by element, as where boxes `cut` packets."""
     sides = sides_of_leaf(nest, leaf)
-    inside = frozenset(t for n in nests for t in n.stores)
+    inside = made_by(nests)
     rows, columns = (
         BY_ELEMENT if is_cut else way_of(side, nest, leaf, inside, context)
         for side, is_cut in zip((sides.rows, sides.columns), cut, strict=True)
@@ -109,19 +109,31 @@ def ways_of(
 
 def ways_in(part: Block, nest: Nest, leaf: Leaf, nests: Sequence[Nest], context: NestContext) -> Ways:
     """The same in the box that a block computes."""
-    rows, columns = cuts_of(nest, leaf, part.ranges(nest), part.steps, context)
+    rows, columns = cuts_of(nest, leaf, part.ranges(nest), part.steps, made_by(nests), context)
     return ways_of(nest, leaf, nests, context, (bool(rows), bool(columns)))
 
 
+def made_by(nests: Sequence[Nest]) -> frozenset[Tensor]:
+    """What a block makes itself."""
+    return frozenset(t for n in nests for t in n.stores)
+
+
 def cuts_of(
-    nest: Nest, leaf: Leaf, ranges: Mapping[Axis, Range], steps: Mapping[str, Size], context: NestContext
-) -> tuple[Size, Size]:
+    nest: Nest, leaf: Leaf, ranges: Mapping[Axis, Range], steps: Mapping[str, Size], inside: frozenset[Tensor],
+    context: NestContext,
+) -> tuple[Size, Size]:  # fmt: skip
     """Whether a box cuts packets of the rows' operand, and of the columns'; axes that are not among the ranges are
     walked from end to end."""
     sides, packet = sides_of_leaf(nest, leaf), FORMS[leaf.instruction or ""].packet
-    lanes = [lane_of(side, nest, leaf, context) for side in (sides.rows, sides.columns)]
-    rows, columns = (cuts_packets(ranges[a], packet, steps) if a in ranges else False for a in lanes)
-    return rows, columns
+
+    def is_cut(side: Side) -> Size:
+        lane = lane_of(side, nest, leaf, context)
+        if lane not in ranges:
+            return False
+        part = filled(ranges[lane], packet) if has_whole_packets(side, lane, packet, inside) else ranges[lane]
+        return cuts_packets(part, packet, steps)
+
+    return is_cut(sides.rows), is_cut(sides.columns)
 
 
 def lane_of(side: Side, nest: Nest, leaf: Leaf, context: NestContext) -> Axis:
@@ -133,7 +145,7 @@ def way_of(side: Side, nest: Nest, leaf: Leaf, inside: frozenset[Tensor], contex
     """The same of one operand; what is `inside` is not read from memory."""
     lane = lane_of(side, nest, leaf, context)
     packet = FORMS[leaf.instruction or ""].packet
-    if extent_of(lane.extent) % packet:
+    if not has_whole_packets(side, lane, packet, inside):
         return BY_ELEMENT
     read, conditions = guarded_read(side.value)
     if not isinstance(read, Load) or read.source in inside or lane in axes_of(*conditions):
@@ -339,7 +351,8 @@ def matrix_costs(
         reduce_box = limits.get(nest, {})
         length = prod(int(reduce_box[a].size) if a in reduce_box else extent_of(a.extent) for a in nest.reduce_axes)
         ranges = {**dict(zip(nest.axes, boxes[nest], strict=True)), **reduce_box}
-        cuts = [np.broadcast_to(cut, tiles.shape) for cut in cuts_of(nest, leaf, ranges, steps, context)]
+        found = cuts_of(nest, leaf, ranges, steps, made_by(nests), context)
+        cuts = [np.broadcast_to(cut, tiles.shape) for cut in found]
         alike = {cut: _product(nest, leaf, nests, (1, 1, 1, length), 1, ways_of(nest, leaf, nests, context, cut), far,
                                context) for cut in set(zip(*(x.tolist() for x in cuts), strict=True))}  # fmt: skip
         named[nest] = leaf.instruction or ""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.ir.analysis.products import factors, is_zero
-from tilewright.ir.forms.expr import Axis, Expr, const, is_op, select
+from tilewright.ir.forms.bounds import static
+from tilewright.ir.forms.expr import Axis, Expr, Load, axes_of, const, is_op, select, var
+from tilewright.ir.forms.tensor import Tensor
 from tilewright.tile_graph.algebra.nest import Nest
+from tilewright.tile_graph.algebra.propagate import extent_of
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,24 @@ def sides_of(nest: Nest, last: Axis | None = None) -> Sides | None:
         found.reverse()
     taken = {*own[0], *own[1]}
     return Sides(one, found[0], found[1], tuple(a for a in nest.axes if a not in taken))
+
+
+def has_whole_packets(side: Side, lane: Axis, packet: int, inside: Container[Tensor]) -> bool:
+    """Whether an operand's rows have whole packets along a lane: its axis ends with one, or rows in memory are longer
+    than it is, and what lies behind its end is no part of a sum. What is made `inside` the block ends where it does."""
+    whole = -(-extent_of(lane.extent) // packet) * packet
+    if whole == lane.extent:
+        return True
+    value = side.value
+    while is_op(value, "select") and is_zero(value.args[2]):
+        value = value.args[1]
+    if lane not in side.axes or not isinstance(value, Load) or value.source in inside:
+        return False
+    places = [n for n, index in enumerate(value.indices) if lane in axes_of(index)]
+    if len(places) != 1 or value.indices[places[0]] is not var(lane):
+        return False
+    extent = static(value.source.shape[places[0]])
+    return extent is not None and extent >= whole
 
 
 def _operand(value: Expr) -> tuple[Expr, str] | None:
