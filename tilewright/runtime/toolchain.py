@@ -191,15 +191,18 @@ def _probe(argv: tuple[str, ...]) -> Compiler | None:
     return Compiler(argv, "clang" if "clang" in text.lower() else "gcc", version)
 
 
-def _version(argv: tuple[str, ...], more: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*argv, "--version"], env={**(more or {}), **os.environ}, capture_output=True, text=True,
-                          timeout=60, check=False)  # fmt: skip
+def _version(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*argv, "--version"], capture_output=True, text=True, timeout=60, check=False)
 
 
-def _version_of_zig(argv: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+def _version_of_zig(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """zig makes its cache even to tell its version, and tries for ever where the home takes none."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        return _version(argv, {"ZIG_GLOBAL_CACHE_DIR": folder})
+        return _version(_with_cache(argv, folder))
+
+
+def _with_cache(argv: Sequence[str], folder: str) -> list[str]:
+    return ["/bin/sh", "-c", _ZIG_ENVIRONMENT, folder, *argv]
 
 
 def default_flags(compiler: Compiler, machine: NativeMachine) -> tuple[str, ...]:
@@ -379,7 +382,7 @@ def _command(compiler: Compiler, argv: Sequence[str], cache: Cache) -> list[str]
     folder, is_new = cache.folder("zig")
     if is_new:
         _LOG.warning("the first compilation by zig takes a minute or two: it compiles a C library of its own, once")
-    return ["/bin/sh", "-c", _ZIG_ENVIRONMENT, str(folder.resolve()), *argv]
+    return _with_cache(argv, str(folder.resolve()))
 
 
 def _headers(folder: Path) -> list[Path]:
