@@ -277,14 +277,14 @@ class Ranks:
         wholes: dict[str, Any] = {}  # most exchanges send the same part to all
         for _, place in move.sends:
             if str(place) not in wholes:
-                wholes[str(place)] = own.whole(values[move.source][place])
+                wholes[str(place)] = own.whole(_at(values[move.source], place))
         parts = {peer: wholes[str(place)] for peer, place in move.sends}
         found = own.empty(move.shape, move.dtype) if move.takes else None
         came: dict[int, Any] = {}
         for peer, place in move.takes:
             assert found is not None
             if peer != self.rank:  # what is added up, or lies in pieces, is put in its place once it has come
-                part = found[place]
+                part = _at(found, place)
                 is_there = move.operator is None and own.is_whole(part)
                 came[peer] = part if is_there else own.empty(part.shape, move.dtype)
         # from stage to stage while two ranks are at something else: not to be taken for that
@@ -296,13 +296,14 @@ class Ranks:
         if found is None:
             return
         for number, (peer, place) in enumerate(move.takes):
-            part = values[move.source][move.own or ()] if peer == self.rank else passing.came[peer]
-            if move.operator is None and peer != self.rank and own.is_whole(found[place]):
+            part = _at(values[move.source], move.own or ()) if peer == self.rank else passing.came[peer]
+            into = _at(found, place)
+            if move.operator is None and peer != self.rank and own.is_whole(into):
                 continue  # it came to its place
             if move.operator is None or number == 0:
-                found[place] = part
+                into[...] = part
             else:
-                own.reduce(move.operator, found[place], part)
+                own.reduce(move.operator, into, part)
         values[move.target] = found
 
     def _all_reduce(self, array: Any, move: Move, own: _OnHost) -> Any:
@@ -342,6 +343,11 @@ class Ranks:
     def _lost(self, step: str, error: RuntimeError) -> RankError:
         return RankError(f"rank {self.rank}, {step}: another rank is gone or did not answer within {self.timeout:g} s "
                          f"({_first_line(error)})")  # fmt: skip
+
+
+def _at(array: Any, place: Slices) -> Any:
+    """A view of a part; what has no dimensions is its own part, where an index without an ellipsis gives a copy."""
+    return array[(*place, ...)]
 
 
 def _meet(distributed: Any, timeout: float) -> None:
