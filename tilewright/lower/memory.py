@@ -100,6 +100,8 @@ def _lifetimes(loops: LoopProgram) -> list[Lifetime]:
 def scratch(kernel: Kernel, memory: Memory = Memory.SCRATCH) -> tuple[dict[Buffer, int], int]:
     """Offsets of a kernel's scratch buffers; an Alloc is alive from its first to its last use in the statements."""
     allocated: dict[Buffer, None] = {}
+    if not any(isinstance(s, Alloc) and s.buffer.memory is memory for s in statements(kernel.body)):
+        return {}, 0
     uses: dict[Buffer, list[int]] = {}
     clock = 0
 

@@ -98,17 +98,6 @@ def test_a_batch_of_tiles_takes_what_each_of_them_does(name: str) -> None:
     assert not parts or together[0] >= together[-1]
 
 
-@pytest.mark.parametrize("length", [48, 96, 100, 160, 640])
-def test_the_vectors_side_by_side_of_a_sum_leave_less_than_a_vector(length: int) -> None:
-    """What is left of a row is added element by element: four vectors side by side would leave 32 of 96."""
-    node = ("ReduceMax", ["x"], "y", {"axes": [1], "keepdims": 0})
-    model = model_of([node], {"x": (64, length)}, {"y": (64,)}, {})
-    made = build(load(model), machine("emerald_rapids_avx512"), Options(stop_after="plan"))
-    assert made.plan is not None
-    (leaf,) = made.plan.kernels[0].leaves
-    assert leaf.vector == "r0" and length % dict(leaf.register)["r0"] < leaf.lanes
-
-
 def busy_of(name: str) -> float:
     """Seconds of a core on the whole, by the fold."""
     target = machine("emerald_rapids_avx512")

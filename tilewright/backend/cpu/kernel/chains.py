@@ -35,8 +35,9 @@ _AHEAD = 16  # calls are looked for in so many statements
 
 def join_calls(kernel: Kernel, most: int) -> Kernel:
     """The same kernel, with so many calls together at most. Its UNROLL loops are written out already."""
-    stored = (s.value for s in statements(kernel.body) if isinstance(s, Store))
-    if not any(isinstance(n, Op) and n.op.name in CHAINS for value in stored for n in walk(value)):
+    # written out loops store thousands of values that share most of their nodes: each node is looked at once
+    stored = dict.fromkeys(s.value for s in statements(kernel.body) if isinstance(s, Store))
+    if not any(isinstance(n, Op) and n.op.name in CHAINS for n in walk(*stored)):
         return kernel
     taken = {b.name for b in kernel.params}
     taken |= {s.buffer.name for s in statements(kernel.body) if isinstance(s, Alloc)}

@@ -30,6 +30,7 @@ from tilewright.backend.cpu.constants import (
     TURN,
     WINDOW_CHECK,
 )
+from tilewright.backend.cpu.vector.fold_lanes import narrowest, parts_of
 from tilewright.ir.forms.expr import Axis, Expr, Load, axes_of, is_op, loads, walk
 from tilewright.target import Target
 from tilewright.target.instruction_sets import MASKED_BYTES
@@ -161,6 +162,7 @@ class Busy:
         monoid = self.nest.monoid
         self.states = len(monoid.combine) if monoid is not None else 1
         if monoid is not None:
+            self.narrow = narrowest(c.dtype for c in monoid.combine)
             self.combined = float(sum(op_cost(n.op.name) for n in data_ops(*monoid.combine)))
             self.operations = self._element_operations(monoid.operator == "add")
             self.reads = [self._read(n, self._axes(n)) for n in loads(*self.nest.elements)]
@@ -302,22 +304,28 @@ class Busy:
         return inner.times(steps * shape.share).plus(turning.times(around * shape.passes)).plus(begun)
 
     def _lane_sum(self, block: _Registers, shape: Shape) -> Use:
-        """All steps of a block whose lanes are parts of the sum: what fills no vectors goes element by element."""
+        """All steps of a block whose lanes are parts of the sum: what does not fill all chains goes vector by vector,
+        then into the halves that the lanes are folded to, and what fills no narrowest vector element by element."""
         form = self.form
         assert form.vector is not None
-        width = form.lanes * shape.chains
+        width, narrow = form.lanes * shape.chains, min(form.lanes, self.narrow)
         length = shape.inner[form.vector]
         others: Size = 1.0
         for axis, size in shape.inner.items():
             others = others * (size if axis is not form.vector else 1.0)
         turn = Use(others=TURN)
         wide = self._step(block, form.lanes, shape.chains, shape).plus(turn)
-        single = self._step(block, 1, 1, shape).plus(turn).times(others * (length % width) * shape.share)
-        starts = Use(others=2 * LOOP_START, lost=_missed(length // width) + _missed(length % width)).times(others)
+        left, single = length % width // form.lanes, length % narrow
+        pieces = parts_of(length, form.lanes, narrow)
+        # vectors in chains of their own, and a piece that joins the fold where it has as many lanes
+        rest = self._step(block, form.lanes, most(left, 1), shape).times(least(left, 1))
+        rest = rest.plus(self._step(block, narrow, 1, shape).times(pieces))
+        rest = rest.plus(self._step(block, 1, 1, shape).plus(turn).times(single)).times(others * shape.share)
+        starts = Use(others=2 * LOOP_START, lost=_missed(length // width) + _missed(single)).times(others)
         halvings = log2(max(2, form.lanes)) + shape.chains - 1
         # a halving moves one half beside the other, then adds them
         folded = Use(block.all() * self.states * (3 * halvings), chain=halvings * (self.ports.latency + 3.0))
-        return wide.times(others * (length // width) * shape.share).plus(single).plus(starts).plus(folded)
+        return wide.times(others * (length // width) * shape.share).plus(rest).plus(starts).plus(folded)
 
     # --- what is stored
 

@@ -41,18 +41,35 @@ class LaneSums(NestParts):
         offset = var(loop) * step + (var(chain) * lanes if chains > 1 else const(0)) + var(lane)
         body.extend(self._lane_loops(others, RegisterBlock({**block.env, axis: simplify(extent.low + offset)},
                                      unrolled, lane), [loop], states, monoid))  # fmt: skip
+        rest = simplify(count - full * step)
+        left = static(rest) or 0
+        if left // lanes:  # whole vectors that fill a part of the chains
+            few = Axis(chain.name, left // lanes)
+            at = simplify(extent.low + full * step + var(few) * lanes + var(lane))
+            wide = RegisterBlock({**block.env, axis: at}, (*block.unrolled, few), lane)
+            body.extend(self._lane_loops(others, wide, [], states, monoid))
         # chains fold into the first, its lanes into one total, which starts from the initial value
         starts = self._initial(monoid, block.env)
         body.extend(block.around(*(Store(t, block.index, v) for t, v in zip(totals, starts, strict=True))))
+
+        def more_of(parts: Sequence[Buffer], width: int) -> tuple[Stmt, ...]:
+            if not left & width:
+                return ()
+            part = Axis(f"{axis.name}_part", width)
+            at = simplify(extent.low + full * step + (left // (2 * width) * (2 * width) + var(part)))
+            return self._lane_loops(others, RegisterBlock({**block.env, axis: at}, block.unrolled, part), [], parts,
+                                    monoid)  # fmt: skip
+
         halves = halved(block, states, chains, lanes, lambda shape, stem: self._states(monoid, shape, stem),
-                        lambda parts, index, right: self._update(monoid, parts, index, right))  # fmt: skip
+                        lambda parts, index, right: self._update(monoid, parts, index, right), more_of)  # fmt: skip
         body.extend(halves.body)
         first = (*block.index, *halves.chain)
         body.extend(block.around(*self._fold_lanes(monoid, totals, halves.states, block.index, first, halves.lanes)))
-        rest = simplify(count - full * step)
-        if static(rest) != 0:
-            tail = Axis(f"{axis.name}_tail", trip_count(rest))
-            env = {**block.env, axis: simplify(extent.low + full * step + var(tail))}
+        done = left // halves.lanes * halves.lanes
+        last = simplify(rest - done)
+        if static(last) != 0:
+            tail = Axis(f"{axis.name}_tail", trip_count(last))
+            env = {**block.env, axis: simplify(extent.low + full * step + done + var(tail))}
             body.extend(
                 self._lane_loops(others, RegisterBlock(env, block.unrolled, block.lane), [tail], totals, monoid)
             )

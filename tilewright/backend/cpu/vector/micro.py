@@ -33,6 +33,7 @@ from tilewright.backend.cpu.constants import (
     STEP_CYCLES,
 )
 from tilewright.backend.cpu.vector.contraction_facts import ContractionFacts, LoopForm, ReadFacts, overlap
+from tilewright.backend.cpu.vector.fold_lanes import narrowest, parts_of
 from tilewright.ir.forms.expr import Axis
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.nest import period
@@ -131,7 +132,8 @@ def dot_seconds(facts: ContractionFacts, register: Mapping[str, int], tile: Mapp
 
 
 def _dot_cycles(facts: ContractionFacts, sizes: Mapping[Axis, int], chains: int) -> float:
-    """All steps of one register tile of dot products: what does not fill the chains goes element by element."""
+    """All steps of one register tile of dot products: what does not fill the chains goes vector by vector, then into
+    halves of one, and what fills none of them element by element."""
     outputs, width = prod(sizes.values()), facts.lanes * chains
     along = extent_of(facts.vector.extent) if facts.vector is not None else facts.reduction
     guarded, by_lane = facts.guarded
@@ -144,10 +146,17 @@ def _dot_cycles(facts: ContractionFacts, sizes: Mapping[Axis, int], chains: int)
         lane_by_lane = operand.gathered or (by_lane and operand.node in guarded)
         reads += count * (facts.lanes * facts.target.gathered_reads if lane_by_lane else 1)
     pipes, latency = facts.target.pipes, facts.target.fma_latency
-    together = max(outputs * chains / pipes, reads * chains / pipes, latency) + STEP_CYCLES
-    together += asked * chains * (facts.lanes if by_lane else 1)
+
+    def step(vectors: int) -> float:
+        cycles = max(outputs * vectors / pipes, reads * vectors / pipes, latency) + STEP_CYCLES
+        return cycles + asked * vectors * (facts.lanes if by_lane else 1)
+
     one = max(outputs / pipes, reads / pipes, latency) + STEP_CYCLES + asked
-    return facts.reduction / max(1, along) * (along // width * together + along % width * one)
+    monoid = facts.nest.monoid
+    narrow = min(facts.lanes, narrowest(c.dtype for c in monoid.combine)) if monoid is not None else 1
+    left, pieces = along % width // facts.lanes, parts_of(along, facts.lanes, narrow)
+    whole = along // width * step(chains) + (step(left) if left else 0.0)
+    return facts.reduction / max(1, along) * (whole + pieces * step(1) + along % narrow * one)
 
 
 def fold_cycles(lanes: int, chains: int = 1) -> float:
