@@ -20,6 +20,7 @@ from tilewright.lower.live import StreamLoop
 from tilewright.lower.nesting import trip_count
 from tilewright.lower.register_block import BufferNames
 from tilewright.target.instruction_sets import PACKET_BYTES
+from tilewright.tile_graph.algebra.in_results import kept_in_results
 from tilewright.tile_graph.algebra.nest import Nest, reduced_below, roots_of
 from tilewright.tile_graph.algebra.parts import between_barriers, boxes_at
 from tilewright.tile_graph.algebra.propagate import Box, Range, extent_of, propagate, whole
@@ -71,6 +72,7 @@ class KernelLowering:
         self.arguments: list[str] = []
         self.kept: list[Buffer] = []  # buffers of what the kernel holds
         self.held: dict[Tensor, Box] = {}  # the part of each tensor that a Tile holds
+        self.within: dict[Tensor, Tensor] = {}  # what lies in the memory of a result until that is stored
         self.padded: set[Tensor] = set()  # of those, what lies in lines of an odd number of packets
         self.begun: list[dict[Tensor, Box]] = []  # the same in the prologue of each window, before its first step
         self.moved: dict[Tensor, tuple[Tensor, RollingWindow]] = {}  # copies inside a window's buffer
@@ -80,6 +82,10 @@ class KernelLowering:
         self.prologue: list[Item] = []
         self.by_name = {n.tensor.name: n for n in nests}
         self.leaves = dict(zip(nests, tile.leaves, strict=True))
+        possible = kept_in_results(tile, nests, layout)
+        for hold in tile.holds:
+            if hold.within is not None and possible.get(hold.tensor) != hold.within:
+                raise InternalError(f"kernel '{tile.name}': '{hold.tensor}' cannot lie within '{hold.within}'")
         self.between = between_barriers(tile, self.by_name)  # nests from barrier to barrier
         self.roots = [root for group in self.between for root in roots_of(group)]
         self.tile_axes: dict[str, TileAxis] = {}
@@ -170,7 +176,9 @@ class KernelLowering:
                 self.padded.update(nest.stores)
                 if hold.mode == "carry" and self.carrier is not None:
                     self.padded.update(self.carrier.kept(nest))
-            if nest is not None and hold.mode == "store" and hold.fill is None:
+            if nest is not None and hold.within is not None:
+                self.within[nest.tensor] = self.by_name[hold.within].tensor
+            elif nest is not None and hold.mode == "store" and hold.fill is None:
                 self.held.update(dict.fromkeys(nest.stores, boxes[nest]))
         items: list[Item] = []
         for node in tile.body:
@@ -405,6 +413,12 @@ class KernelLowering:
                 lows = tuple(simplify(low + window.advance) if d == window.dim else low
                              for d, low in enumerate(place.lows))  # fmt: skip
                 self.access.put(tensor, Place(place.buffer, place.layout, lows, dropped=place.dropped))
+                continue
+            if tensor in self.within:
+                result = self.within[tensor]
+                if result not in self.access.read:
+                    self.access.put(result, self._parameter(result))
+                self.access.put(tensor, self.access.read[result])
                 continue
             if work.owner is not None or tensor in self.held:
                 box = self.held.get(tensor, work.box)

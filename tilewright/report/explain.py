@@ -207,6 +207,7 @@ def _term_text(terms: dict[str, Any]) -> str:
 
 def _nest_text(nest: dict[str, Any], main: str) -> str:
     where = f"to {main}" if nest["level"] == main else f"stays at {nest['level']}"
+    where += f" in the memory of {nest['within']}" if nest["within"] else ""
     part = "" if nest["part"] == "whole" else " carried"
     parts = [f"{nest['tensor']}{part} {where}"]
     if nest["epilogue"]:

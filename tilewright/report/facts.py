@@ -249,6 +249,7 @@ def _kernel_facts(
     stream = plan.stream
     lanes = next((n for n in plan.walk() if isinstance(n, Tile) and n.over == "lanes"), None)
     tree = tree_facts(plan, model)
+    within = {h.tensor: h.within for h in plan.holds}
     return {
         "name": row.name,
         "root": plan.leaves[-1].tensor,
@@ -291,7 +292,8 @@ def _kernel_facts(
             {"tensor": n.tensor, "shape": [int(e) for e in made.tensor.shape],  # type: ignore[arg-type]
              "nodes": origins([model.by_name[name] for name in (n.core, *n.epilogue)]),
              "core": n.core, "epilogue": list(n.epilogue), "level": level_of(plan, n.tensor, model),
-             "part": n.part, "vector": n.vector, "lanes": n.lanes, "register": dict(n.register)}
+             "within": within.get(n.tensor), "part": n.part, "vector": n.vector, "lanes": n.lanes,
+             "register": dict(n.register)}
             for n, made in zip(plan.leaves, nests, strict=True)
         ],
         "edges": [

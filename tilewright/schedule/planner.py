@@ -19,7 +19,7 @@ from tilewright.schedule.group_cost import GroupCost
 from tilewright.schedule.inner_tiles import inner_reason, tiled_again
 from tilewright.schedule.launches import Unit, share_launches
 from tilewright.schedule.replan import Replanned, Replanner, packed_alone
-from tilewright.schedule.tree import in_tree, kernel_tile, with_steps_inside
+from tilewright.schedule.tree import in_results, in_tree, kernel_tile, with_steps_inside
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.context import NestContext
 from tilewright.tile_graph.algebra.idle import read_by_steps
@@ -346,6 +346,8 @@ class _Builder:
             self.backend.launch, choice.level or self.context.target.local.name, nests, leaves,
             self.costs.stored(nests), stream, choice, lanes, step.prefetched if step else (), about,
         )  # fmt: skip
+        if step is None and self.part.scan is None and not self.context.target.copies_tiles:
+            kernel = in_results(kernel, nests, self.context.layout)
         return self.backend.bind_units(kernel, nests, leaves, choice, stream, self.context)
 
     def _reason(self, group: Group) -> str:

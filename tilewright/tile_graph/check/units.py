@@ -211,6 +211,10 @@ def check_stages(
         raise ValueError(f"'{hold.tensor}' lies {hold.layout}: only operands of warps do")
     if hold.layout == PADDED and (not on_device or hold.mode == "rolling" or hold.fill is not None):
         raise ValueError(f"'{hold.tensor}' lies {PADDED}: only what the leaves of a block store for each other does")
+    if hold.within is not None and (on_device or not in_kernel):
+        raise ValueError(f"'{hold.tensor}' lies within '{hold.within}': only what cores compute for themselves does")
+    if hold.within is not None and hold.within not in {n.tensor for n in tile.body if isinstance(n, Leaf)}:
+        raise ValueError(f"'{hold.tensor}' lies within '{hold.within}', which no leaf beside it stores")
     if hold.stages == 1:
         return
     if hold.mode != "store" or tile.over != "order" or len(tile.sizes) != 1:

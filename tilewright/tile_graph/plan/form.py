@@ -133,7 +133,7 @@ class Hold:
     leaf below stores is written back instead. Around warps it is an operand of the leaf below in parts of the leaf's
     step, the sum's rows before its columns: by `async copy` in packets as they lie in memory, by `copy` as threads read
     or compute it. Of several `stages` later parts are brought while one is used. `layout` says how a line lies in the
-    banks.
+    banks. What is computed `within` a result of the kernel has no memory of its own: it lies where that will.
     """
 
     tensor: str
@@ -143,6 +143,7 @@ class Hold:
     issue: str | None = None
     stages: int = 1
     layout: str | None = None
+    within: str | None = None
 
 
 @dataclass(frozen=True)

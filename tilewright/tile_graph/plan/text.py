@@ -74,6 +74,7 @@ def _hold(hold: Hold) -> str:
     filled = f" by {hold.fill}" if hold.fill else ""
     filled += f" in {hold.stages} stages" if hold.stages > 1 else ""
     filled += f" {hold.layout}" if hold.layout else ""
+    filled += f" within {hold.within}" if hold.within else ""
     return words[hold.mode] + filled + (f" in {hold.issue}" if hold.issue else "")
 
 

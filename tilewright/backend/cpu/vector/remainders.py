@@ -96,6 +96,9 @@ def is_everywhere(nest: Nest, access: Access) -> bool:
     in whichever block it is. Whoever reads it finds the same before and after the second store."""
     if any(t in access.write for t in nest.reads()):
         return False
+    own = {p.buffer for t in nest.stores for p in access.write[t]}
+    if any(p.buffer in own for t, places in access.write.items() if t not in nest.stores for p in places):
+        return False  # what lies within a result is in its place for this tile alone
     touched = [access.read[t] for t in nest.reads()] + [p for t in nest.stores for p in access.write[t]]
     return all(place.buffer.memory is Memory.GLOBAL and not place.lows for place in touched)
 
