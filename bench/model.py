@@ -26,7 +26,6 @@ from tilewright.options import Options
 from tilewright.report.sidebyside import describe_machine
 from tilewright.runtime.toolchain import find_compiler
 from tilewright.target import Target, machine
-from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.plan.form import Tile, leaf_of, leaf_values
 
 Tell = Callable[[str], None]
@@ -199,14 +198,15 @@ def values_of(kernel: Tile) -> dict[str, Any]:
     return {"tile": kernel.cut, "tiles": kernel.tiles, "nests": nests}
 
 
-def from_values(kernel: Tile, values: Mapping[str, Any], root: Nest) -> Tile:
+def from_values(kernel: Tile, values: Mapping[str, Any], variants: CpuVariants) -> Tile:
     """What is not said is as it is by default."""
     leaves = tuple(
         leaf_of({name: v for name, v in leaf_values(own).items() if name in _NAMES} | part)
         for own, part in zip(kernel.leaves, values["nests"], strict=True)
     )
     about = kernel.estimate
-    return run_another_way(kernel, leaves, Choice(_frozen(values["tile"]), about.seconds, 0, about.footprint), root)
+    choice = Choice(_frozen(values["tile"]), about.seconds, 0, about.footprint)
+    return run_another_way(kernel, leaves, choice, variants.nests, variants.context.layout)
 
 
 def _frozen(value: Any) -> Any:
@@ -224,7 +224,7 @@ def replay(cases: Sequence[Case], earlier: Mapping[str, Any], target: Target) ->
         variants = case.variants(target)
         plans = []
         for each in row["plans"]:
-            kernel = with_prediction(from_values(case.kernel, each["plan"], variants.nests[-1]), variants)
+            kernel = with_prediction(from_values(case.kernel, each["plan"], variants), variants)
             plans.append(PlanTime(each["plan"], kernel.estimate.seconds, each["us"] * 1e-6, each["median_us"] * 1e-6))
         reports.append(KernelReport(case.name, case.kind, tuple(plans), row["runs"]))
     return reports

@@ -114,13 +114,15 @@ def _ways(group: KernelGroup, target: Target, count: int, rng: np.random.Generat
         near = variants.best(4 * count)
         drawn = [near[i] for i in rng.permutation(len(near))]
         return _mixed(near[:count], drawn)
-    kernel, root = variants.kernel, variants.nests[-1]
+    kernel = variants.kernel
     choices = variants.choices()
     leaves = [choices[i] for i in rng.permutation(len(choices))[:count]]
     streamed = kernel.stream is not None
     same = Choice(kernel.cut, 0.0, 0, 0, level=kernel.level)
-    one = [variants.kernel.with_leaves({leaf.tensor: leaf for leaf in some}) if streamed or _has_inner(kernel)
-           else run_another_way(kernel, some, same, root) for some in leaves if some != kernel.leaves]  # fmt: skip
+    nests, layout = variants.nests, variants.context.layout
+    others = [some for some in leaves if some != kernel.leaves]
+    one = [kernel.with_leaves({leaf.tensor: leaf for leaf in some}) if streamed or _has_inner(kernel)
+           else run_another_way(kernel, some, same, nests, layout) for some in others]  # fmt: skip
     tiles = [] if streamed else variants.tiled(kernel.leaves)
     cut = [tiles[i] for i in rng.permutation(len(tiles))[:count]]
     return _mixed(one, tiles[:3] + cut, variants.best(max(2, count // 3)), variants.random(max(2, count // 3), rng))

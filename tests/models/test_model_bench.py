@@ -76,7 +76,7 @@ def test_measured_plans(tmp_path: Path, kernel_cache: Path) -> None:
         )
     for each in prepared:
         values = json.loads(json.dumps(model.values_of(each.kernel)))
-        again = model.from_values(case.kernel, values, case.nests()[-1])
+        again = model.from_values(case.kernel, values, case.variants(CPU))
         assert (again.leaves, again.cut, again.tiles) == (each.kernel.leaves, each.kernel.cut, each.kernel.tiles)
 
 

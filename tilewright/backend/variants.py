@@ -32,7 +32,7 @@ def _renamed(tile: Tile, leaves: Mapping[str, Leaf], names: Mapping[str, str]) -
         return replace(one, binds=tuple(replace(b, tensor=names[b.tensor]) for b in one.binds))
 
     def hold(one: Hold) -> Hold:
-        return replace(one, tensor=names[one.tensor])
+        return replace(one, tensor=names[one.tensor], within=None if one.within is None else names[one.within])
 
     body = tuple(
         _renamed(n, leaves, names) if isinstance(n, Tile) else leaf(n) if isinstance(n, Leaf) else n for n in tile.body

@@ -19,10 +19,11 @@ from tilewright.schedule.group_cost import GroupCost
 from tilewright.schedule.inner_tiles import inner_reason, tiled_again
 from tilewright.schedule.launches import Unit, share_launches
 from tilewright.schedule.replan import Replanned, Replanner, packed_alone
-from tilewright.schedule.tree import in_results, in_tree, kernel_tile, with_steps_inside
+from tilewright.schedule.tree import in_tree, kernel_tile, with_steps_inside
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.context import NestContext
 from tilewright.tile_graph.algebra.idle import read_by_steps
+from tilewright.tile_graph.algebra.in_results import in_results
 from tilewright.tile_graph.algebra.memo import Memo
 from tilewright.tile_graph.algebra.nest import Nest, build_nest, without_ends
 from tilewright.tile_graph.algebra.propagate import extent_of

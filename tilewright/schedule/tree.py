@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilewright.backend.protocol import Choice, Inner, PersistentScan
 from tilewright.ir.forms.compute import Program, all_computes
 from tilewright.ir.forms.expr import Axis, var
-from tilewright.ir.forms.tensor import Layout, Tensor
+from tilewright.ir.forms.tensor import Tensor
 from tilewright.schedule.constants import JUST_BEFORE, UNHURRIED
 from tilewright.target import Target
-from tilewright.tile_graph.algebra.in_results import kept_in_results
 from tilewright.tile_graph.algebra.nest import Nest, held_inside, roots_of
 from tilewright.tile_graph.algebra.propagate import Range, extent_of, propagate
 from tilewright.tile_graph.algebra.rolling import find_overlaps
@@ -68,14 +67,6 @@ def _tiled_again(
     along, sizes = cut_axes(root.tensor.name, extents, dict(inner.tile))
     known = {a.name for a in axes}
     return Tile(inner.level, sizes, "order", tuple(leaves)), (*axes, *(a for a in along if a.name not in known))
-
-
-def in_results(kernel: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout]) -> Tile:
-    """The kernel with what it keeps in the memory of its result, where a cache lies between: there that costs nothing,
-    and leaves room."""
-    found = kept_in_results(kernel, nests, layout)
-    holds = tuple(replace(h, within=found[h.tensor]) if h.tensor in found else h for h in kernel.holds)
-    return replace(kernel, holds=holds) if found else kernel
 
 
 def with_steps_inside(kernel: Tile, scan: str, walked: PersistentScan) -> Tile:

@@ -240,7 +240,8 @@ def renamed(plan: Plan, names: Mapping[str, str]) -> Plan:
     def tile(one: Tile) -> Tile:
         body = tuple(tile(n) if isinstance(n, Tile) else leaf(n) if isinstance(n, Leaf) else n for n in one.body)
         axes = tuple(replace(a, binds=tuple(replace(b, tensor=new(b.tensor)) for b in a.binds)) for a in one.axes)
-        holds = tuple(replace(h, tensor=new(h.tensor)) for h in one.holds)
+        holds = tuple(replace(h, tensor=new(h.tensor), within=None if h.within is None else new(h.within))
+                      for h in one.holds)  # fmt: skip
         return replace(one, body=body, axes=axes, holds=holds, scan=None if one.scan is None else new(one.scan))
 
     layouts = tuple(sorted((new(name), layout) for name, layout in plan.layouts))

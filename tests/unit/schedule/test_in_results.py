@@ -11,13 +11,19 @@ from onnx import ModelProto
 
 import tilewright
 from tests.cpu_stages import Step, model_of
+from tilewright.backend import backend_for
+from tilewright.backend.cpu.kernel.variants import variants_of
 from tilewright.compiler.pipeline import Artifact, build
 from tilewright.errors import InternalError, OptionError
 from tilewright.frontend.onnx.model import load
+from tilewright.ir.analysis.verify_loops import verify_loops
+from tilewright.ir.forms.compute import all_computes
 from tilewright.ir.forms.loops import Memory, Store, statements
+from tilewright.lower.program import lower_program
 from tilewright.options import Options
 from tilewright.target import machine
 from tilewright.tile_graph.plan.form import Plan
+from tilewright.tile_graph.traffic.held import plan_nests
 
 MACHINES = ("emerald_rapids", "avx2_desktop", "neoverse_n1")
 
@@ -107,6 +113,36 @@ def test_a_plan_that_says_so_where_it_cannot_be_is_refused(tmp_path: Path) -> No
         lowered(changed(**{sums: result}))
     with pytest.raises(OptionError, match="which no leaf beside it stores"):
         lowered(changed(**{kept: "nothing"}))
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_other_ways_to_run_a_kernel_say_it_where_they_may(name: str) -> None:
+    """A tile of some columns has not all that their sum needs."""
+    artifact = build(load(softmax(64, 256), {}), machine(name), Options(stop_after="plan"))
+    assert artifact.plan is not None and artifact.program is not None
+    plan, program = artifact.plan, artifact.program
+    (kernel,) = plan.kernels
+    nests = tuple(plan_nests(kernel, all_computes(program)))
+    found = variants_of(kernel, nests, program, plan, machine(name)).random(24, np.random.default_rng(0))
+    ways = {("o1" in dict(v.cut), any(h.within for h in v.holds)) for v in found}
+    assert (False, True) in ways and (False, False) not in ways and (True, True) not in ways
+    for other in found:
+        changed = plan.with_kernels({kernel.name: other})
+        verify_loops(lower_program(program, changed, backend_for(machine(name)).lower_kernel))
+
+
+def test_equal_kernels_of_other_names_say_theirs() -> None:
+    steps: list[Step] = [("Softmax", ["x"], "a", {"axis": -1}), ("Transpose", ["a"], "t", {"perm": [1, 0]}),
+                         ("MatMul", ["t", "w"], "m", {}), ("Softmax", ["m"], "y", {"axis": -1})]  # fmt: skip
+    model = model_of(steps, {"x": (300, 200)}, {"y": (200, 200)}, {"w": np.ones((300, 200), np.float32)})
+    artifact = build(load(model, {}), machine("emerald_rapids"), Options(stop_after="plan", schedule="connected"))
+    assert artifact.plan is not None
+    names = {leaf.tensor for k in artifact.plan.kernels for leaf in k.leaves}
+    said = within(artifact)
+    assert said and set(said) | set(said.values()) <= names
+    for kernel in artifact.plan.kernels:
+        own = {leaf.tensor for leaf in kernel.leaves}
+        assert all(h.within in own for h in kernel.holds if h.within is not None)
 
 
 def test_many_threads_agree_with_the_definition(kernel_cache: Path) -> None:

@@ -10,6 +10,7 @@ the lines of y come near while there is much to compute, not all at once when re
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from tilewright.ir.analysis.simplify import simplify
 from tilewright.ir.forms.expr import Axis, loads, var
@@ -20,10 +21,17 @@ from tilewright.tile_graph.algebra.propagate import Range
 from tilewright.tile_graph.plan.form import Hold, Leaf, Tile, TileAxis
 
 
+def in_results(kernel: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout]) -> Tile:
+    """A kernel that keeps in the memory of its result what it may, and nothing else, where caches lie between."""
+    found = kept_in_results(kernel, nests, layout)
+    holds = tuple(replace(h, within=found.get(h.tensor)) for h in kernel.holds)
+    return kernel if holds == kernel.holds else replace(kernel, holds=holds)
+
+
 def kept_in_results(kernel: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout]) -> dict[str, str]:
     """By tensors that a kernel may keep so: the result that each lies in. Of one result only one of them."""
-    if not kernel.sizes or not all(isinstance(n, Leaf) and n.part == "whole" for n in kernel.body):
-        return {}  # without parts, and with parts inside, boxes are more than one tile's
+    if not all(isinstance(n, Leaf) and n.part == "whole" for n in kernel.body):
+        return {}  # boxes are those of several parts of a tile
     root = nests[-1]
     if not _is_map(root) or root.tensor.name in kernel.held or not layout(root.tensor).is_natural:
         return {}

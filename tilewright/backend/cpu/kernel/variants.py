@@ -22,6 +22,7 @@ from tilewright.ir.forms.compute import Program, all_computes, reads
 from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.context import NestContext
+from tilewright.tile_graph.algebra.in_results import in_results
 from tilewright.tile_graph.algebra.nest import Nest
 from tilewright.tile_graph.algebra.propagate import extent_of
 from tilewright.tile_graph.algebra.rolling import find_overlaps
@@ -114,7 +115,7 @@ class CpuVariants:
         return frozenset(name for name in self.nests[-1].axis_names().values() if name not in cut)
 
     def _made(self, plans: tuple[Leaf, ...], choice: Choice) -> Tile:
-        return run_another_way(self.kernel, plans, choice, self.nests[-1])
+        return run_another_way(self.kernel, plans, choice, self.nests, self.context.layout)
 
     def _as_streamed(self, plans: tuple[Leaf, ...]) -> Tile:
         """With other leaves alone."""
@@ -199,8 +200,11 @@ def in_one_tile(kernel: Tile) -> Tile:
     return replace(kernel, body=kernel.leaves, holds=(*kernel.holds, *(h for t in inside for h in t.holds)))
 
 
-def run_another_way(kernel: Tile, leaves: Sequence[Leaf], choice: Choice, root: Nest) -> Tile:
+def run_another_way(
+    kernel: Tile, leaves: Sequence[Leaf], choice: Choice, nests: Sequence[Nest], layout: Callable[[Tensor], Layout]
+) -> Tile:
     """A kernel with other leaves, another output tile by the root's axes, and windows that move on in it."""
+    root = nests[-1]
     level = choice.level or kernel.level
     kernel = in_one_tile(kernel).with_leaves({leaf.tensor: leaf for leaf in leaves})
     extents = {f"o{i}": max(1, extent_of(a.extent)) for i, a in enumerate(root.axes)}
@@ -215,7 +219,8 @@ def run_another_way(kernel: Tile, leaves: Sequence[Leaf], choice: Choice, root: 
             axes = (*axes, known[name])
         body = (replace(window, level=level, sizes=((name, choice.step),)),)
     about = replace(kernel.estimate, seconds=round(choice.seconds, 9), footprint=choice.footprint)
-    return replace(kernel, level=level, body=body, axes=axes, sizes=sizes, estimate=about)
+    made = replace(kernel, level=level, body=body, axes=axes, sizes=sizes, estimate=about)
+    return in_results(made, nests, layout)
 
 
 def _form(kernel: Tile) -> tuple[object, ...]:
