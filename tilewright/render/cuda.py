@@ -175,6 +175,10 @@ class CudaPrinter(ExprPrinter):
             # an emulated view gives a number, whose code is the same
             kind = self.c_type(node.args[0].dtype)
             return f"tw::bits_as<{self.c_type(node.dtype)}, {kind}>({kind}({args[0][0]}))", PRIMARY
+        if is_op(node, "select") and node.dtype is dtypes.float8e4m3fn:
+            # a constant and an element of an emulated view are numbers, which C++ would not choose a code beside
+            kind = self.c_type(node.dtype)
+            args = [args[0], *((f"{kind}({text})", PRIMARY) for text, _ in args[1:])]
         if is_op(node, "round") and node.dtype is dtypes.float32 and is_small(node.args[0]):
             return f"tw::round_small({self.text(node.args[0])})", PRIMARY
         if node.op.name != "select" or node.dtype.name not in CUDA.computes_as or _may_be_outside(node):
