@@ -214,9 +214,10 @@ def test_sums_of_many_columns_begin_anew_in_two_turns() -> None:
     assert resources.spill_bytes == 0
 
 
+@pytest.mark.parametrize("name", ["around", "relu"])
 @pytest.mark.parametrize("arch", ["sm_89", "sm_90a"])
-def test_the_compiler_takes_them(arch: str) -> None:
-    loops = compiled("around").loops
+def test_the_compiler_takes_them(name: str, arch: str) -> None:
+    loops = compiled(name).loops
     assert loops is not None
     for kernel in loops.kernels:
         nvrtc.compile_to_cubin(source_of(kernel), arch)
