@@ -22,10 +22,16 @@ def flat(buffer: Buffer, indices: tuple[Expr, ...]) -> Linear:
     terms: dict[Expr, int] = {}
     constant = 0
     for index, pitch in zip(indices, _pitches(buffer.shape), strict=True):  # type: ignore[arg-type]
-        part = _simple_sum(index)
-        constant += part.constant * pitch
-        for term, coefficient in part.terms.items():
-            terms[term] = terms.get(term, 0) + coefficient * pitch
+        total = linear(index)
+        constant += total.constant * pitch
+        for term, coefficient in total.terms.items():
+            if isinstance(term, Var):  # the common case
+                terms[term] = terms.get(term, 0) + coefficient * pitch
+                continue
+            part = linear(simplify(term))
+            constant += part.constant * coefficient * pitch
+            for inner, times in part.terms.items():
+                terms[inner] = terms.get(inner, 0) + times * coefficient * pitch
     return join_divisions(Linear({t: c for t, c in terms.items() if c}, constant))
 
 
@@ -35,21 +41,6 @@ def _pitches(shape: Sequence[int]) -> list[int]:
     for extent in reversed(shape[1:]):
         pitches.append(pitches[-1] * extent)
     return pitches[: len(shape)][::-1]
-
-
-def _simple_sum(index: Expr) -> Linear:
-    """The sum of an index with every term simplified; plain variables, the common case, stay as they are."""
-    total = linear(index)
-    for term in total.terms:
-        if not isinstance(term, Var):
-            break
-    else:
-        return total
-    result = Linear({}, total.constant)
-    for term, coefficient in total.terms.items():
-        result = result.plus(linear(simplify(term)).scaled(coefficient))
-    return result
-
 
 
 def lane_buffers(kernel: Kernel) -> dict[Buffer, int]:

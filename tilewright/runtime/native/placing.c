@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LINE 64
+#define READ_LINE 64
 #define SETS 12
 #define ROUNDS 4
 #define PASSES 3
@@ -29,7 +29,7 @@ int64_t tw_whole_pages(int64_t bytes)
 
 #if defined(__linux__)
 
-static int64_t now_ns(void)
+static int64_t clock_ns(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -42,11 +42,11 @@ static int64_t read_ns(const char *start, int64_t bytes)
 {
     int64_t least = INT64_MAX;
     for (int round = 0; round < ROUNDS; round++) {
-        int64_t begin = now_ns();
+        int64_t begin = clock_ns();
         for (int pass = 0; pass < PASSES; pass++)
-            for (const volatile char *at = start; at < start + bytes; at += 4 * LINE)
-                (void)(at[0] + at[LINE] + at[2 * LINE] + at[3 * LINE]);
-        int64_t took = now_ns() - begin;
+            for (const volatile char *at = start; at < start + bytes; at += 4 * READ_LINE)
+                (void)(at[0] + at[READ_LINE] + at[2 * READ_LINE] + at[3 * READ_LINE]);
+        int64_t took = clock_ns() - begin;
         if (took < least) least = took;
     }
     return least;
