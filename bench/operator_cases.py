@@ -260,6 +260,8 @@ def _reductions() -> list[Operator]:
         _one("Softmax", (12, 128, 128), axis=-1),
         _one("Softmax", (1, 1000), axis=-1),
         _one("Softmax", (64, 5003), axis=-1),
+        _one("Softmax", (8732, 81), axis=-1),
+        _one("Softmax", (1000, 1000), axis=-1),
         _one("Softmax", (1, 21, 65, 65), axis=1),
         _one("Softmax", (200, 7), axis=-1),
         _one("LogSoftmax", (64, 1000), axis=-1),
