@@ -20,6 +20,7 @@ from tilewright.backend.cpu.vector.remainders import (
     are_whole_groups,
     is_everywhere,
     kept_parts,
+    reads_own_result,
     remainder_form,
     whole_lanes,
 )
@@ -199,7 +200,8 @@ class CpuNest(LaneSums):
     def _pieces(self, axis: Axis, extent: Range, lanes: int) -> list[BlockRun]:
         """Blocks along an axis; what is left over of a sum's vector axis is taken in whole vectors where it can be."""
         plain = pieces(extent, self.register[axis], lanes)
-        if self.nest.monoid is None and self.transposed is None and self.group is None and self.step is None:
+        is_map = self.nest.monoid is None and self.transposed is None and self.group is None and self.step is None
+        if is_map and not reads_own_result(self.nest, self.access):
             # elements alone would be a copy of the text for the few of them, and as slow as whole vectors
             uneven = plain[-1:] and static(plain[-1].trips) is None and plain[-1].lanes == 1
             return (uneven and overlapping(extent, self.register[axis], lanes)) or plain

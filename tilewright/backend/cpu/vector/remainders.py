@@ -103,6 +103,12 @@ def is_everywhere(nest: Nest, access: Access) -> bool:
     return all(place.buffer.memory is Memory.GLOBAL and not place.lows for place in touched)
 
 
+def reads_own_result(nest: Nest, access: Access) -> bool:
+    """Whether a nest reads what lies where it stores: computed again, such an element would be another."""
+    own = {p.buffer for t in nest.stores for p in access.write[t]}
+    return any(access.read[t].buffer in own for t in nest.reads())
+
+
 def kept_parts(block: RegisterBlock, across: Axis | None, kept: int) -> list[RegisterBlock]:
     """The blocks that store the first `kept` elements of a block along its vector axis: whole vectors, then lanes."""
     assert block.lane is not None
