@@ -22,8 +22,11 @@ class Place:
     prefix: tuple[Expr, ...] = ()
     dropped: int = 0  # last dimensions of one element, which the buffer does not have
     flat: tuple[int, ...] = ()  # the extents that the buffer has as one
+    is_own: bool = False  # one element, the only one that whoever reads it has
 
     def indices(self, logical: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        if self.is_own:
+            return tuple(const(0) for _ in logical)
         if self.lows:
             logical = tuple(i - low for i, low in zip(logical, self.lows, strict=True))
         found = (*self.prefix, *(simplify(i) for i in self.layout.storage_indices(logical)))

@@ -26,7 +26,7 @@ from tilewright.tile_graph.algebra.parts import between_barriers, boxes_at
 from tilewright.tile_graph.algebra.propagate import Box, Range, extent_of, propagate, whole
 from tilewright.tile_graph.algebra.rolling import RollingWindow, moving_boxes, reads_of
 from tilewright.tile_graph.algebra.streams import Carrier, Work, stream_of
-from tilewright.tile_graph.plan.form import PADDED, Leaf, Tile, TileAxis, UnitBarrier
+from tilewright.tile_graph.plan.form import IN_REGISTERS, PADDED, Leaf, Tile, TileAxis, UnitBarrier
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ class KernelLowering:
         self.held: dict[Tensor, Box] = {}  # the part of each tensor that a Tile holds
         self.within: dict[Tensor, Tensor] = {}  # what lies in the memory of a result until that is stored
         self.padded: set[Tensor] = set()  # of those, what lies in lines of an odd number of packets
+        self.own: dict[Tensor, Buffer] = {}  # and what each thread has in a register
         self.begun: list[dict[Tensor, Box]] = []  # the same in the prologue of each window, before its first step
         self.moved: dict[Tensor, tuple[Tensor, RollingWindow]] = {}  # copies inside a window's buffer
         self.staged: dict[Tensor, tuple[int, Axis]] = {}  # parts of it that are there at a time, and what walks them
@@ -178,6 +179,9 @@ class KernelLowering:
                     self.padded.update(self.carrier.kept(nest))
             if nest is not None and hold.within is not None:
                 self.within[nest.tensor] = self.by_name[hold.within].tensor
+            elif nest is not None and hold.layout == IN_REGISTERS:
+                self.own.update({t: Buffer(self.names.fresh("own"), (1,) * t.rank, t.dtype, Memory.REGISTER)
+                                 for t in nest.stores})  # fmt: skip
             elif nest is not None and hold.mode == "store" and hold.fill is None:
                 self.held.update(dict.fromkeys(nest.stores, boxes[nest]))
         items: list[Item] = []
@@ -419,6 +423,9 @@ class KernelLowering:
                 if result not in self.access.read:
                     self.access.put(result, self._parameter(result))
                 self.access.put(tensor, self.access.read[result])
+                continue
+            if tensor in self.own:
+                self.access.put(tensor, Place(self.own[tensor], self.layout(tensor), is_own=True))
                 continue
             if work.owner is not None or tensor in self.held:
                 box = self.held.get(tensor, work.box)

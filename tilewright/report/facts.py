@@ -27,7 +27,7 @@ from tilewright.report.work import distinct_bytes, kernel_operations, memory_ove
 from tilewright.schedule.planner import plan_seconds
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.nest import Nest
-from tilewright.tile_graph.plan.form import Tile
+from tilewright.tile_graph.plan.form import IN_REGISTERS, Tile
 from tilewright.tile_graph.traffic.held import plan_nests
 
 
@@ -291,9 +291,9 @@ def _kernel_facts(
         "nests": [
             {"tensor": n.tensor, "shape": [int(e) for e in made.tensor.shape],  # type: ignore[arg-type]
              "nodes": origins([model.by_name[name] for name in (n.core, *n.epilogue)]),
-             "core": n.core, "epilogue": list(n.epilogue), "level": level_of(plan, n.tensor, model),
-             "within": within.get(n.tensor), "part": n.part, "vector": n.vector, "lanes": n.lanes,
-             "register": dict(n.register)}
+             "core": n.core, "epilogue": list(n.epilogue),
+             "level": level_of(plan, n.tensor, model, target.registers.name), "within": within.get(n.tensor),
+             "part": n.part, "vector": n.vector, "lanes": n.lanes, "register": dict(n.register)}
             for n, made in zip(plan.leaves, nests, strict=True)
         ],
         "edges": [
@@ -327,7 +327,8 @@ def _edges(kernel: Tile, registers: str) -> Iterator[tuple[str, str, str]]:
         stored = "stream" if tile is kernel.stream else "store"
         for hold in tile.holds:
             if hold.mode in ("store", "rolling") and hold.fill is None:
-                yield hold.tensor, tile.level, "window" if hold.mode == "rolling" else stored
+                level = registers if hold.layout == IN_REGISTERS else tile.level
+                yield hold.tensor, level, "window" if hold.mode == "rolling" else stored
     for name in dict.fromkeys(n for leaf in kernel.leaves for n in leaf.composed):
         yield name, registers, "recompute"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tilewright.ir.forms.compute import reads
 from tilewright.report.model_view import ModelView
-from tilewright.tile_graph.plan.form import Leaf, Tile
+from tilewright.tile_graph.plan.form import IN_REGISTERS, Leaf, Tile
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,15 @@ class Edges:
     def _level(self, tensor: str, maker: Tile, kernel: Tile) -> str:
         if maker is not kernel:
             return self._view.between.get(tensor, self._view.plan.body.level)
-        return level_of(kernel, tensor, self._view)
+        return level_of(kernel, tensor, self._view, self._registers)
 
 
-def level_of(kernel: Tile, tensor: str, view: ModelView) -> str:
-    """Where a result of a kernel is: at the nearest Tile that holds it, or in memory between kernels."""
+def level_of(kernel: Tile, tensor: str, view: ModelView, registers: str) -> str:
+    """Where a result of a kernel is: at the nearest Tile that holds it, in registers of its threads, or in memory
+    between kernels."""
     tiles = [n for n in kernel.walk() if isinstance(n, Tile)]
-    found = (t.level for t in reversed(tiles)
-             if any(h.tensor == tensor and h.mode in ("store", "rolling") for h in t.holds))  # fmt: skip
+    found = (registers if h.layout == IN_REGISTERS else t.level for t in reversed(tiles) for h in t.holds
+             if h.tensor == tensor and h.mode in ("store", "rolling"))  # fmt: skip
     return next(found, view.between.get(tensor, view.plan.body.level))
 
 

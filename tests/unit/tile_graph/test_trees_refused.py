@@ -220,7 +220,7 @@ COPIES: dict[str, tuple[Callable[[], Plan], str]] = {
     ),
     "padded rows of what no block computes": (
         lambda: staged(holding("w", layout="padded")),
-        "'w' lies padded: only what the leaves of a block store for each other does",
+        "'w' lies padded: only what a block's leaves store for each other does",
     ),
     "copies under way without warps": (
         lambda: staged(holding("w", fill="async copy")),

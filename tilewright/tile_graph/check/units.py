@@ -9,7 +9,7 @@ from tilewright.ir.meaning.instruct import WARP
 from tilewright.target import Target
 from tilewright.tile_graph.algebra.occurrences import is_copied, unique_names
 from tilewright.tile_graph.algebra.own_state import own_axes
-from tilewright.tile_graph.plan.form import COPIED, PADDED, RUNS, Hold, Leaf, Tile, UnitBarrier
+from tilewright.tile_graph.plan.form import COPIED, IN_REGISTERS, PADDED, RUNS, Hold, Leaf, Tile, UnitBarrier
 from tilewright.tile_graph.plan.leaf_form import ThreadForm
 from tilewright.tile_graph.traffic.held import held_bytes, plan_nests
 
@@ -201,16 +201,24 @@ def leaves_of(tile: Tile, tensor: str) -> list[Leaf]:
     return found
 
 
+def _is_shared_sum(tile: Tile, hold: Hold) -> bool:
+    found = [leaf for leaf in tile.leaves if leaf.tensor == hold.tensor]
+    return bool(found) and all(leaf.options(ThreadForm).split > 1 for leaf in found)
+
+
 def check_stages(
     tile: Tile, hold: Hold, computes: Mapping[str, Compute], in_kernel: bool, on_device: bool = False
 ) -> None:
     """A Hold filled some parts ahead: by one leaf, which reads nothing else of this Tile."""
     if hold.stages < 1:
         raise ValueError(f"'{hold.tensor}' in {hold.stages} stages")
-    if hold.layout not in (None, PADDED):
+    if hold.layout not in (None, PADDED, IN_REGISTERS):
         raise ValueError(f"'{hold.tensor}' lies {hold.layout}: only operands of warps do")
-    if hold.layout == PADDED and (not on_device or hold.mode == "rolling" or hold.fill is not None):
-        raise ValueError(f"'{hold.tensor}' lies {PADDED}: only what the leaves of a block store for each other does")
+    if hold.layout is not None and (not on_device or hold.mode == "rolling" or hold.fill is not None):
+        raise ValueError(f"'{hold.tensor}' lies {hold.layout}: only what a block's leaves store for each other does")
+    is_kept = hold.mode == "store" and tile.over == "blocks" and _is_shared_sum(tile, hold)
+    if hold.layout == IN_REGISTERS and not is_kept:
+        raise ValueError(f"'{hold.tensor}' lies {IN_REGISTERS}: only a sum that threads of a block share does")
     if hold.within is not None and (on_device or not in_kernel):
         raise ValueError(f"'{hold.tensor}' lies within '{hold.within}': only what cores compute for themselves does")
     if hold.within is not None and hold.within not in {n.tensor for n in tile.body if isinstance(n, Leaf)}:

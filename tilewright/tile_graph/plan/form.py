@@ -48,9 +48,9 @@ MODES = ("store", "carry", "rolling")
 COPIED, ASYNC = "copy", "async copy"
 COPIES = (COPIED, ASYNC)
 # how lines lie in the banks of shared memory: packets as they come, exchanged (of operands that warps share), or an odd
-# number of them a line
-SWIZZLED, PADDED = "swizzled", "padded"
-LAYOUTS = (None, SWIZZLED, PADDED)
+# number of them a line; or not there at all: every thread that reads it has it in a register of its own
+SWIZZLED, PADDED, IN_REGISTERS = "swizzled", "padded", "in registers"
+LAYOUTS = (None, SWIZZLED, PADDED, IN_REGISTERS)
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,8 @@ class Hold:
     leaf below stores is written back instead. Around warps it is an operand of the leaf below in parts of the leaf's
     step, the sum's rows before its columns: by `async copy` in packets as they lie in memory, by `copy` as threads read
     or compute it. Of several `stages` later parts are brought while one is used. `layout` says how a line lies in the
-    banks. What is computed `within` a result of the kernel has no memory of its own: it lies where that will.
+    banks, or that threads keep it. What is computed `within` a result of the kernel has no memory of its own: it lies
+    where that will.
     """
 
     tensor: str

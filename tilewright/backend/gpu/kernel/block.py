@@ -16,6 +16,7 @@ from tilewright.backend.gpu.matrix.plan import (
     with_warps,
 )
 from tilewright.backend.gpu.stream.plan import finished_stream, in_registers, planned
+from tilewright.backend.gpu.threads.in_step import in_step, known_sums, with_known_sums
 from tilewright.backend.gpu.threads.plan import (
     MOST_THREADS,
     finished,
@@ -80,6 +81,8 @@ def finished_leaves(
     if fragments:
         return tuple(done), WARP * next(iter(fragments.values())).warps
     warp = context.target.warp
+    if stream is None and not choice.resident:
+        done = in_step(nests, done, part.boxes, warp)
     room = context.target.max_threads if choice.resident else MOST_THREADS  # alone on its multiprocessor
     unit = max([warp, *(leaf.options(ThreadForm).split for leaf in done)])
     together = [] if stream is not None else [
@@ -118,4 +121,9 @@ def shared_out(
     part = block_of(nests, dict(choice.tile), stream, choice.block)
     fragments = choose_fragments(nests, leaves, part, choice.footprint, context)
     kernel = with_warps(kernel, nests, fragments, registers, part, context)
+    if stream is None and not choice.resident and not fragments:
+        (threads,) = (n.count for n in kernel.body if isinstance(n, Tile) and n.over == "lanes")
+        stored = frozenset(t for n in nests if n.tensor.name not in kernel.held for t in n.stores)
+        known = known_sums(nests, leaves, part.boxes, threads, context.target.warp, stored)
+        kernel = with_known_sums(kernel, known)
     return with_padded_rows(kernel, nests, leaves, part.boxes, stream, context)

@@ -120,7 +120,7 @@ class _Threads:
     def _latency(self, nodes: Sequence[Load]) -> float:
         """Cycles until what is read is there; what is read at places that are read first comes after those."""
         found = [0.0]
-        for node in nodes:
+        for node in self._reads(nodes):
             if isinstance(node.source, Tensor) and node.source in self.placed.access.read:
                 shared = self.placed.access.read[node.source].buffer.memory is Memory.SHARED
                 chained = 1 + any(i.reads for i in node.indices)
@@ -168,8 +168,13 @@ class _Threads:
         return int(terms.get(var(last), 0))
 
     def _reads(self, nodes: Sequence[Load]) -> list[Load]:
-        own = set(self.nest.accumulated)
+        own = {*self.nest.accumulated, *(t for t in self.nest.reads() if self._is_own(t))}
         return [n for n in nodes if n.source not in own]
+
+    def _is_own(self, tensor: Tensor) -> bool:
+        """Whether threads have it in their registers."""
+        place = self.placed.access.read.get(tensor)
+        return place is not None and place.buffer.memory is Memory.REGISTER
 
     # --- a position a thread, or a few threads a position
 
@@ -205,7 +210,7 @@ class _Threads:
         outputs = self.outputs * packet
         computed = outputs * _slots(*nest.values) + prices.DIVIDED_SLOTS * _divided(*self._reads(loads(*nest.values)))
         packets = max(1.0, outputs * nest.tensor.dtype.bytes / self.target.vector_bytes) if packet > 1 else self.outputs
-        touched = [load(t, nest.place) for t in nest.stores if t in self.placed.access.read]
+        touched = [load(t, nest.place) for t in nest.stores if t in self.placed.access.read and not self._is_own(t)]
         touched += self._reads(loads(*nest.values))
         each = sum(map(self._wavefronts, touched)) if packet == 1 else prices.LOAD_SLOTS * len(touched)
         return computed, packets * each

@@ -7,14 +7,17 @@ from dataclasses import replace
 
 from tilewright.backend.gpu.kernel.early import Early
 from tilewright.backend.gpu.kernel.leaf import leaf_statements
+from tilewright.backend.gpu.kernel.once import fetched_once
 from tilewright.backend.gpu.kernel.room import RoomHazards
+from tilewright.backend.gpu.kernel.shared_arena import touched
 from tilewright.backend.gpu.stream.group import stream_form
 from tilewright.backend.gpu.stream.lower import stream_tile
+from tilewright.backend.gpu.threads.in_step import BlockElements, Elements, knows, reads_own
 from tilewright.backend.gpu.threads.nest import GpuNest
 from tilewright.errors import InternalError
 from tilewright.ir.analysis.simplify import simplify
 from tilewright.ir.forms.expr import Axis, Expr, loads, lt, var
-from tilewright.ir.forms.loops import Alloc, Barrier, Buffer, For, ForKind, If, Memory, Scope, Stmt
+from tilewright.ir.forms.loops import Alloc, Barrier, Buffer, For, ForKind, If, Memory, Scope, Stmt, statements
 from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.lower.access import Place, flat_place, global_place
 from tilewright.lower.items import Ahead, GridBarrier, Item, Loop, Together, works
@@ -59,13 +62,17 @@ class GpuKernel(KernelLowering):
         self.hazards: RoomHazards[Buffer] = RoomHazards()
         self.last: Work | None = None  # since the last barrier, and the threads that it has
         self.occupied = 0
+        self.elements = BlockElements(self.thread)
+        self.made: dict[Tensor, tuple[Nest, Elements | None]] = {}  # since the last barrier, or in registers: by whom
         self.staged_buffers: frozenset[Buffer] = frozenset()  # of the loops around: each part at a place of its own
         warps = stream_tile(self.plan)
         if warps is not None:  # nothing that is held leaves the registers
             streamed = stream_form(warps)(self, warps, items).statements()
             return (For(index, ForKind.BLOCK, alloc(self.shared, (For(self.thread, ForKind.THREAD, streamed),))),)
-        inside = (For(self.thread, ForKind.THREAD, tuple(self._statements(items))),)
-        return (For(index, ForKind.BLOCK, alloc(self.kept, inside)),)
+        body = alloc(tuple(self.own.values()), fetched_once(self._statements(items)))
+        inside = (For(self.thread, ForKind.THREAD, body),)
+        used = {b for s in statements(inside) for b in touched(s)}
+        return (For(index, ForKind.BLOCK, alloc([b for b in self.kept if b in used], inside)),)
 
     def _statements(self, items: Sequence[Item]) -> list[Stmt]:
         body: list[Stmt] = []
@@ -90,12 +97,14 @@ class GpuKernel(KernelLowering):
                 continue
             reads, writes = self._touched(item)
             warps, operands = self._fragments(item)
-            own = {self.access.read[t].buffer for t in self._own_elements(item)}
-            begun = 0 if self.hazards.meets(reads - own, writes) else self.occupied
-            lowered = GpuNest(item.nest, item.leaf, item.box, dict(item.limits), self.access_of(item), self.names,
-                              self.thread, warps, operands, self.warp, begun)  # fmt: skip
+            found = None if warps is not None else self.elements.of(self._nest(item, None, (), 0))
+            own = {self.access.read[t].buffer for t in self._own_elements(item, found)}
+            begun = 0 if own or self.hazards.meets(reads - own, writes) else self.occupied
+            lowered = self._nest(item, warps, operands, begun)
             made = leaf_statements(lowered)
-            if self.hazards.meets(reads - own, writes, bool(lowered.shared)):
+            # shares of sums have memory of their own each
+            has_own = bool(lowered.shared) and not (lowered.options.split > 1 and not lowered.options.step)
+            if self.hazards.meets(reads - own, writes, has_own):
                 early = replace(early, place=start, unsettled=frozenset(self.hazards.written))
                 body.append(self._wait())
                 start = len(body)
@@ -104,18 +113,34 @@ class GpuKernel(KernelLowering):
                 body[early.place : early.place] = asked
                 start += len(asked)
             body.extend(made)
-            self.hazards.add(reads, writes, bool(lowered.shared))
+            if lowered.options.split > self.warp:  # it meets inside, and what follows may have been asked for before
+                early = replace(early, place=start)
+            self.hazards.add(reads, writes, has_own)
+            self.made.update(dict.fromkeys(item.nest.stores, (item.nest, found)))
             self.last, self.occupied = item, lowered.end
         return list(alloc(early.kept, body))
 
-    def _own_elements(self, work: Work) -> set[Tensor]:
-        """What a map reads of the map before it where the same thread has just written it."""
-        before = self.last
-        if before is None or not _alike(before, work):
-            return set()
-        nest = work.nest
-        elsewhere = {n.source for n in loads(*nest.values) if n.indices != nest.place}
-        return {t for t in before.nest.stores if t not in elsewhere}
+    def _nest(self, item: Work, warps: Tile | None, operands: Sequence[Hold], begun: int) -> GpuNest:
+        return GpuNest(item.nest, item.leaf, item.box, dict(item.limits), self.access_of(item), self.names,
+                       self.thread, warps, operands, self.warp, begun)  # fmt: skip
+
+    def _own_elements(self, work: Work, read: Elements | None) -> set[Tensor]:
+        """What a leaf reads of those before it where the same thread has written it since the last barrier."""
+        nest, before = work.nest, self.last
+        own: set[Tensor] = set()
+        if before is not None and _alike(before, work):
+            elsewhere = {n.source for n in loads(*nest.values) if n.indices != nest.place}
+            own.update(t for t in before.nest.stores if t not in elsewhere)
+        for tensor in nest.reads():
+            if tensor not in self.made:
+                continue
+            writer, stored = self.made[tensor]
+            if tensor in self.own:
+                if not knows(writer, stored, nest, read, tensor):
+                    raise InternalError(f"kernel '{self.plan.name}': not all threads that read '{tensor.name}' know it")
+            elif reads_own(writer, stored, nest, read, tensor):
+                own.add(tensor)
+        return own
 
     def _meets(self, item: Loop | Ahead) -> bool:
         return any(self.hazards.meets(*self._touched(work)) for work in works(item.body))
@@ -126,6 +151,7 @@ class GpuKernel(KernelLowering):
 
     def _met(self) -> None:
         self.hazards.clear()
+        self.made = {t: by for t, by in self.made.items() if t in self.own}
         self.last, self.occupied = None, 0
 
     def _together(self, item: Together) -> tuple[Stmt, ...]:
@@ -165,8 +191,8 @@ class GpuKernel(KernelLowering):
         return [*body, For(loop.axis, ForKind.SERIAL, tuple(inner))]
 
     def _touched(self, work: Work) -> tuple[set[Buffer], set[Buffer]]:
-        reads = {self.access.read[t].buffer for t in work.nest.reads()}
-        writes = {p.buffer for t in work.nest.stores for p in self.access.write[t]}
+        reads = {self.access.read[t].buffer for t in work.nest.reads() if t not in self.own}
+        writes = {p.buffer for t in work.nest.stores if t not in self.own for p in self.access.write[t]}
         return reads - self.staged_buffers, writes - self.staged_buffers
 
 

@@ -5,7 +5,7 @@ room for has room.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Generic, TypeVar
@@ -59,10 +59,11 @@ def unordered(nests: Sequence[Nest]) -> list[list[int]]:
 
 
 def block_bytes(
-    nests: Sequence[Nest], held: Mapping[Tensor, int], own: Mapping[Nest, int], at_once: bool = False
-) -> int:
-    """Of a block whose nests hold tensors of so many bytes, and need so many each for themselves. `at_once`: all of
-    it is held from the first nest to the last, as what a loop walks is."""
+    nests: Sequence[Nest], held: Mapping[Tensor, int], own: Mapping[Nest, int], at_once: bool = False,
+    unshared: Container[Nest] = (),
+) -> int:  # fmt: skip
+    """Of a block whose nests hold tensors of so many bytes, and need so many each for themselves; what `unshared` ones
+    need, nobody waits for. `at_once`: all of it is held from the first nest to the last, as what a loop walks is."""
     phase = last = 0
     since: RoomHazards[Tensor] = RoomHazards()
     live: dict[Tensor, tuple[int, int]] = {}
@@ -70,7 +71,8 @@ def block_bytes(
     for nest in nests:
         reads, writes = set(nest.reads()), set(nest.stores)
         mine = own.get(nest, 0)
-        if since.meets(reads, writes, mine > 0):
+        is_waited_for = mine > 0 and nest not in unshared
+        if since.meets(reads, writes, is_waited_for):
             since.clear()
             phase = last + 1
         # with memory of its own a nest has barriers inside: what follows may be a phase later, what came before is not
@@ -79,7 +81,7 @@ def block_bytes(
             live[tensor] = (live.get(tensor, (phase, phase))[0], phase)
         if mine:
             regions.append(ArenaRegion(whole_lines(mine), phase, phase))
-        since.add(reads, writes, mine > 0)
+        since.add(reads, writes, is_waited_for)
     for tensor, size in held.items():
         first, end = (0, last) if at_once else live.get(tensor, (0, last))
         regions.append(ArenaRegion(whole_lines(size), first, end))

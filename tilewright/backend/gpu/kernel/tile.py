@@ -18,6 +18,7 @@ from tilewright.backend.gpu.kernel.shared_arena import whole_lines
 from tilewright.backend.gpu.maps.plan import accesses, fit_lanes, flat_sizes, placed_values
 from tilewright.backend.gpu.matrix.plan import NEVER, matrix_costs, matrix_sizes
 from tilewright.backend.gpu.stream.plan import choose_stream
+from tilewright.backend.gpu.threads.in_step import shares_in_step
 from tilewright.backend.gpu.threads.plan import (
     MOST_THREADS,
     finished,
@@ -87,7 +88,10 @@ def choose_gpu_tile(
     products = matrix_costs(nests, plans, boxes, limits, steps, tiles, held, context)
     tiles_of = {n: fit_register(p, n, _sizes(n, boxes[n])) for n, p in zip(nests, plans, strict=True)}
     lanes_of = {n: fit_lanes(p, n, _sizes(n, boxes[n])) for n, p in zip(nests, plans, strict=True)}
-    work = [products[n].threads if n in products else _work(n, p, boxes[n], tiles_of[n], lanes_of[n])
+    shared: dict[Nest, Size] = {}
+    if stream is None and not products:
+        shared = shares_in_step(nests, plans, boxes, lanes_of[root], target.warp)
+    work = [products[n].threads if n in products else _work(n, p, boxes[n], tiles_of[n], lanes_of[n], shared.get(n, 0))
             for n, p in zip(nests, plans, strict=True)]  # fmt: skip
     threads = np.clip(
         -(-np.maximum.reduce([np.broadcast_to(w, tiles.shape) for w in work]) // target.warp) * target.warp,
@@ -113,7 +117,8 @@ def choose_gpu_tile(
             register = outputs_at_once(nest, boxes[nest], -(-positions // threads))
             positions = -(-positions // next(iter(register.values()), 1))
         rounds = -(-positions // threads)
-        slots, wait = _step_cost(nest, plan, register, lanes_of[nest], boxes[nest], target)
+        lanes_here = np.where(shared.get(nest, 0) > 0, lanes_of[root], lanes_of[nest])
+        slots, wait = _step_cost(nest, plan, register, lanes_here, boxes[nest], target, shared.get(nest, 0))
         busy = np.minimum(rounds * threads, -(-positions // target.warp) * target.warp)
         repeats = trips[nest] if stream and nest in stream.wide else 1
         issue = issue + (busy * slots + rounds * _staging(nest, boxes[nest])) / lanes * repeats
@@ -170,15 +175,18 @@ def choose_gpu_tile(
         """Whether all that the arena of this candidate holds has room, which the sizes above are only near to."""
         here = {n: tuple(_at(r, number) for r in boxes[n]) for n in nests}
         own = {n: int(ring[number]) for n, ring in rings.items()}
+        shares = set()
         for nest, plan in zip(nests, plans, strict=True):
             if nest not in products:
                 plain = finished(plan, nest, here[nest], limits.get(nest, {}))
                 own[nest] = own_bytes(nest, plain, here[nest], target.max_threads, target.warp)
+                if not plain.options(ThreadForm).step:
+                    shares.add(nest)
         kept = {t: box_elements(here[n]) * t.dtype.bytes + int(np.broadcast_to(padding.get(t, 0), tiles.shape)[number])
                 for n in nests for t in n.stores if t not in stored}  # fmt: skip
         room = target.local.capacity
         if stream is None:
-            return block_bytes(nests, kept, own) <= room
+            return block_bytes(nests, kept, own, unshared=shares) <= room
         states = int(np.broadcast_to(held, tiles.shape)[number]) + BANK_ROW_BYTES * _STATES * len(nests)
         return states + whole_lines(max(own.values(), default=0)) <= room
 
@@ -265,9 +273,9 @@ def _sizes(nest: Nest, box: Box) -> dict[Axis, Size]:
     return {a: r.size for a, r in zip(nest.axes, box, strict=True)}
 
 
-def _work(nest: Nest, plan: Leaf, box: Box, register: Mapping[Axis, Size], lanes: Size) -> Size:
-    """Threads that a box could use."""
-    total: Size = plan.options(ThreadForm).split
+def _work(nest: Nest, plan: Leaf, box: Box, register: Mapping[Axis, Size], lanes: Size, shared: Size) -> Size:
+    """Threads that a box could use; `shared`: how many share a sum that is in step with others, or 0."""
+    total: Size = np.where(shared > 0, shared, plan.options(ThreadForm).split)
     packed = nest.monoid is None or is_window(plan, nest)
     vector = nest.named(plan.vector) if packed and plan.vector is not None else None
     for axis, extent in zip(nest.axes, box, strict=True):
@@ -295,9 +303,9 @@ def _global_step(target: Target) -> float:
 
 
 def _step_cost(
-    nest: Nest, plan: Leaf, register: Mapping[Axis, Size], lanes: Size, box: Box, target: Target
+    nest: Nest, plan: Leaf, register: Mapping[Axis, Size], lanes: Size, box: Box, target: Target, shared: Size = 0
 ) -> tuple[Size, Size]:
-    """(issue slots, cycles of latency) of one thread for one position."""
+    """(issue slots, cycles of latency) of one thread for one position; `shared` as above."""
     far, near = _global_step(target), prices.SHARED_STEP * target.local.latency * target.clock
     outputs: Size = 1
     for n in register.values():
@@ -323,13 +331,17 @@ def _step_cost(
         return steps * slots + epilogue, steps * np.maximum(near, outputs + fragments) + epilogue
     if is_window(plan, nest):
         return _window_cost(nest, plan, register, lanes, box, target)
-    fetching = sum(prices.LOAD_SLOTS * max(1, plan.lanes * n.dtype.bytes // ROW_BYTES) for n in nest.element_loads)
-    slots = outputs * (fetching + plan.lanes * (elements + data_cost(*nest.monoid.combine)))
-    steps = steps / plan.lanes
+    wide: Size = np.where(shared > 0, lanes, plan.lanes)
+    threads: Size = np.where(shared > 0, shared, split)
+    fetching: Size = 0
+    for node in nest.element_loads:
+        fetching = fetching + prices.LOAD_SLOTS * np.maximum(1, wide * node.dtype.bytes // ROW_BYTES)
+    slots = outputs * (fetching + wide * (elements + data_cost(*nest.monoid.combine)))
+    steps = prod(extent_of(a.extent) for a in nest.reduce_axes) / (threads * wide)
     alone = slots / 2
     # behind a branch no load of a later step is under way: 293 cycles a step were measured on an H200
     wait = target.beyond_local.latency * target.clock if _branches(nest) else far / 2
-    return steps * slots + epilogue, steps * np.maximum(wait, alone) + prices.SHUFFLE_CYCLES * (split > 1) + epilogue
+    return steps * slots + epilogue, steps * np.maximum(wait, alone) + prices.SHUFFLE_CYCLES * (threads > 1) + epilogue
 
 
 def _window_cost(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tilewright.backend.gpu.kernel.tile import BESIDE_BYTES, start
+from tilewright.backend.gpu.threads.in_step import with_stored_sums
 from tilewright.intrinsics.gpu_matrix import FORMS
 from tilewright.runtime.gpu_model import MOST_SPREAD
 from tilewright.target import Target
@@ -29,6 +30,8 @@ def share_launch(kernels: Sequence[Tile], target: Target) -> tuple[Tile, ...] | 
         is_bound = any(t.over == "warps" for t in inside)
         if lanes.count != threads and (is_bound or any(threads % x.options(ThreadForm).split for x in kernel.leaves)):
             return None
+        if lanes.count != threads:
+            kernel = with_stored_sums(kernel)
         made.append(replace(kernel, body=tuple(replace(n, count=threads) if n is lanes else n for n in kernel.body)))
     return tuple(made) if sum(k.tiles for k in kernels) <= target.units * _places(kernels, threads, target) else None
 

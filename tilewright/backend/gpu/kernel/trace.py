@@ -58,6 +58,8 @@ class _Leaf:
                 self._add(self.loaded, node, self._once(node))
         for tensor in nest.stores:
             for place in placed.access.write[tensor]:
+                if place.buffer.memory is Memory.REGISTER:
+                    continue
                 key = placed.key(place.buffer)
                 self.stored[key] = self.stored.get(key, 0.0) + self._points() * tensor.dtype.bytes
         sizes = {a: placed.mean(a) for a in (*nest.axes, *nest.reduce_axes)}
@@ -75,7 +77,10 @@ class _Leaf:
 
     def _add(self, to: Bytes, node: Load, count: Size) -> None:
         assert isinstance(node.source, Tensor)
-        key = self.placed.key(self.placed.access.read[node.source].buffer)
+        buffer = self.placed.access.read[node.source].buffer
+        if buffer.memory is Memory.REGISTER:
+            return
+        key = self.placed.key(buffer)
         to[key] = to.get(key, 0.0) + count * node.source.dtype.bytes
 
     def _points(self) -> Size:

@@ -222,14 +222,15 @@ class GpuNest:
         packet = self.plan.lanes if self.along_reduction else 1
         count = prod(int(r.size) for r in self.reduce_ranges.values()) // packet
         loop = Axis("share", -(-count // split))
-        flat = simplify(var(loop) * split + share)
+        is_once = loop.extent == 1
+        flat = simplify((const(0) if is_once else var(loop)) * split + share)
         lane = Axis("lane", packet)
         env, valid = self.reduction_point(flat, lane)
         conditions = drop_true([lt(flat, count), *valid])
         step = guarded(conditions, self._in_packets(states, monoid, self.elements({**tile.env, **env}), lane, tile))
         starts = tuple(Store(s, tile.index, v) for s, v in zip(states, monoid.identity, strict=True))
         body: list[Stmt] = list(tile.around(starts))
-        body.extend(guarded(tile.active, (For(loop, ForKind.SERIAL, step),)))
+        body.extend(guarded(tile.active, step if is_once else (For(loop, ForKind.SERIAL, step),)))
         if not tile.unrolled:
             return (*body, *self.combine_shares(monoid, states, tile), *self.finish(monoid, states, tile))
         own = self.states(monoid, (), "own")
@@ -349,14 +350,18 @@ class GpuNest:
     def finish(
         self, monoid: Monoid, states: Sequence[Buffer], tile: ThreadTile, share: Expr | None = None
     ) -> tuple[Stmt, ...]:
-        """One thread of a position stores; it alone reads what the accumulators should have started from."""
+        """One thread of a position stores, and it alone reads what the accumulators should have started from; each
+        does where they keep it."""
         last: list[Stmt] = []
         if self.nest.initial and self.options.split > 1:
             now: dict[Expr, Expr] = dict(zip(monoid.left, self.initial(monoid, tile), strict=True))
             now.update({s: load(b, tile.index) for s, b in zip(monoid.right, states, strict=True)})
             last.extend(self._assign(states, tile.index, [replace_nodes(c, now) for c in monoid.combine]))
         last.extend(self.stores(tile, self.results(monoid, states, tile.index)))
-        alone = [eq(self.taker()[1] if share is None else share, 0)] if self.options.split > 1 else []
+        kept = [place.buffer.memory for t in self.nest.stores for place in self.access.write[t]]
+        is_known = all(memory is Memory.REGISTER for memory in kept)  # all that share it keep it
+        share = self.taker()[1] if share is None else share
+        alone = [eq(share, 0)] if self.options.split > 1 and not is_known else []
         return guarded([*tile.active, *alone], tile.around(guarded(tile.inside, tuple(last))))
 
     def reduction_point(self, flat: Expr, lane: Axis | None = None) -> tuple[dict[Axis, Expr], list[Expr]]:
