@@ -169,10 +169,14 @@ def contract_of(kernel: Kernel) -> Contract:
 
 
 def emulated(names: tuple[str, ...], cache_dir: Path) -> None:
-    kernels = {name: replace(made(name).kernel, name=name) for name in names}
+    on_emulator({name: made(name) for name in names}, cache_dir)
+
+
+def on_emulator(found: Mapping[str, Made], cache_dir: Path) -> None:
+    kernels = {name: replace(done.kernel, name=name) for name, done in found.items()}
     module = EmulatedModule({n: source_of(k) for n, k in kernels.items()}, Cache(cache_dir), optimise=0)
     for name, kernel in kernels.items():
-        done = made(name)
+        done = found[name]
         inputs = inputs_of(done.program)
         (call,) = done.loops.calls
         arrays = [np.ascontiguousarray(inputs[a]) if a in inputs
@@ -222,6 +226,45 @@ def test_faults_in_streams_are_reported(tmp_path: Path) -> None:
     assert not unseen
 
 
+def with_shared_rows(done: Made, warps: int) -> Made:
+    """The same with so many warps that have the same rows, each a part of every block."""
+    plan = map_tiles(done.plan, lambda t: replace(t, count=t.count * warps) if t.over == "lanes" else t)
+    plan = map_leaves(plan, lambda x: x.with_options(FragmentForm, split=warps) if x.instruction and x.part == "step"
+                      else x)  # fmt: skip
+    check_plan(plan, done.program, machine(TARGET))
+    return Made(done.program, plan, lower_program(done.program, plan, backend_for(machine(TARGET)).lower_kernel))
+
+
+@pytest.mark.parametrize(("name", "warps"), [("whole", 2), ("whole", 4), ("odd", 2), ("odd", 4), ("two_products", 4)])
+def test_warps_that_share_rows_join_what_they_have(name: str, warps: int, tmp_path: Path) -> None:
+    """Largest numbers, sums and products of parts, of one block and of several, the last cut."""
+    done = with_shared_rows(made(name), warps)
+    inputs = inputs_of(done.program)
+    expected = np.asarray(evaluate(done.program, inputs)["o"])
+    assert_close(run_loops(done.loops, dict(inputs), instructions=MEANINGS)["o"], expected)
+    on_emulator({name: done}, tmp_path)
+
+
+def test_rows_whose_part_is_masked_are_those_of_the_others() -> None:
+    done = made("masked")
+    sums = [x for x in warps_of(done.plan).leaves if x.part == "step" and x.instruction]
+    assert [x.options(FragmentForm).split for x in sums] == [2]
+    inputs = inputs_of(done.program)
+    inputs["m"][..., 48:] = -np.inf  # all that the second warp has
+    found = run_loops(done.loops, dict(inputs), instructions=MEANINGS)["o"]
+    assert_close(found, np.asarray(evaluate(done.program, inputs)["o"]))
+
+
+def test_short_streams_are_shared_by_more_warps() -> None:
+    """Of one block: 128 places of 12 heads have too few rows for the multiprocessors, 4096 of 32 have not."""
+    target = machine("h200")
+    shared = []
+    for heads, rows in ((12, 128), (32, 4096)):
+        plan = make_plan(program_of(attention(rows, rows, 64, 64, heads)), target, "connected", streaming="always")
+        shared.append(max(x.options(FragmentForm).split for x in warps_of(plan).leaves if x.instruction))
+    assert shared == [2, 1]
+
+
 # --- plans
 
 
@@ -252,13 +295,15 @@ def tiles(change: Callable[[Tile], Tile], over: str) -> Callable[[Plan], Plan]:
     [
         (tiles(lambda t: replace(t, sizes=(("m", 8), t.sizes[1])), "warps"), "of a warp are not whole fragments"),
         (tiles(lambda t: replace(t, count=2 * t.count), "lanes"), "warps of 32 are not"),
+        (lambda plan: map_leaves(plan, lambda x: x.with_options(FragmentForm, split=3) if x.instruction else x),
+         "3 warps with the same rows do not share blocks of 128"),
         (lambda plan: map_leaves(plan, lambda x: x.with_options(FragmentForm, step=24) if x.instruction else x),
          "takes steps of 16, not 24"),
         (lambda plan: map_leaves(plan, lambda x: replace(x, form=ThreadForm())), "share the rows of its products"),
         (tiles(lambda t: replace(t, holds=tuple(replace(h, tensor="o") if h.fill else h for h in t.holds)), "warps"),
          "which no leaf of the stream reads"),
     ],
-    ids=range(5),
+    ids=range(6),
 )  # fmt: skip
 def test_what_the_grammar_refuses(change: Callable[[Plan], Plan], expected: str) -> None:
     assert expected in refused(change)

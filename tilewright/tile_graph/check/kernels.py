@@ -327,9 +327,14 @@ class _Walker:
             raise ValueError(f"rows that see up to {until} behind: groups of warps leave out what 0 or more closes")
         if form.warps > 1 and (rows != form.c.rows or tile.tiles % form.warps):
             raise ValueError(f"{form.name} takes {form.c.rows} rows of each of {form.warps} warps, not {rows}")
+        splits = {x.form.split for x in tile.leaves if isinstance(x.form, FragmentForm) and x.part == "step"}
+        steps = [x.form.step for x in tile.leaves if isinstance(x.form, FragmentForm) and x.part == "step"]
+        (split,) = splits if len(splits) == 1 else (0,)
+        if split < 1 or (split > 1 and form.warps > 1) or any(step % (16 * split) for step in steps):
+            raise ValueError(f"{split} warps with the same rows do not share blocks of {steps[0] if steps else 0}")
         warp = WARP if self.target is None else self.target.warp
-        if tile.tiles * warp != lanes[-1]:
-            raise ValueError(f"{tile.tiles} warps of {warp} are not {lanes[-1]} threads")
+        if tile.tiles * split * warp != lanes[-1]:
+            raise ValueError(f"{tile.tiles * split} warps of {warp} are not {lanes[-1]} threads")
 
     def _leaf(self, leaf: Leaf, around: Sequence[Tile]) -> None:
         if self.kernel is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import gcd
+from math import gcd, prod
 from typing import Protocol
 
 from tilewright.backend.gpu.maps.packets import chosen_places
@@ -56,8 +56,9 @@ from tilewright.lower.nesting import alloc, unrolled
 from tilewright.lower.register_block import BufferNames
 from tilewright.tile_graph.algebra.nest import Nest, inline
 from tilewright.tile_graph.algebra.propagate import Box, Range, extent_of, whole
-from tilewright.tile_graph.algebra.streams import Work
+from tilewright.tile_graph.algebra.streams import Carrier, Work
 from tilewright.tile_graph.plan.form import COPIES, Hold, Tile
+from tilewright.tile_graph.plan.leaf_form import FragmentForm
 
 PAIR = 8  # elements that a lane keeps of two fragments of sums beside each other
 _LOG2_E = 1.4426950408889634
@@ -93,6 +94,7 @@ class KernelOfThreads(Protocol):
     by_name: dict[str, Nest]
     thread: Axis
     shared: list[Buffer]
+    carrier: Carrier | None
 
 
 class RegisterStream:
@@ -109,7 +111,10 @@ class RegisterStream:
         bound = ((warps.axes[0], ROW), (warps.axes[1], COLUMN), *((a, STREAM) for a in walked.axes))
         self.roles = {kernel.by_name[b.tensor].named(b.axis): role for axis, role in bound for b in axis.binds}
         ((_, block),) = walked.sizes
-        self.block = -(-block // 16) * 16
+        # warps that have the same rows, each of them a part of every block of the streamed axis
+        self.split = max(leaf.options(FragmentForm).split for leaf in walked.leaves if leaf.instruction is not None)
+        self.own = -(-block // (16 * self.split)) * 16
+        self.block = self.own * self.split
         self.items = items
         (self.loop,) = (item for item in items if isinstance(item, Loop))
         self.trips = extent_of(self.loop.axis.extent)
@@ -120,8 +125,9 @@ class RegisterStream:
         products = [w for w in self.loop.works() if w.leaf.instruction is not None]
         self.form = FORMS[products[0].leaf.instruction or ""]
         thread = var(kernel.thread)
-        self.lane, warp = simplify(thread % WARP), simplify(thread // WARP)
-        self.origin = simplify(warp * self.warp_rows)
+        self.lane, self.warp = simplify(thread % WARP), simplify(thread // WARP)
+        self.part = simplify(self.warp % self.split) if self.split > 1 else const(0)
+        self.origin = simplify(self.warp // self.split * self.warp_rows)
         self.fragments = self.warp_rows // self.form.c.rows
         brought = iter([h for h in walked.holds if h.fill in COPIES])
         rows = iter([h for h in warps.holds if h.fill in COPIES])
@@ -158,9 +164,93 @@ class RegisterStream:
             inside.extend((If(simplify(lt(later, self.trips)), tuple(self._copies(later, products))), commit()))
         inside.extend(s for work in self.loop.works() for s in self._work(work))
         body.extend((For(self.loop.axis, ForKind.SERIAL, tuple(inside)),) if self.trips > 1 else inside)
-        body.extend(s for work in after for s in self._work(work))
+        ends = tuple(s for work in after for s in self._work(work))
+        body.extend(ends if self.split == 1 else self._gathered(ends))
         kept = [b for _, b in self.registers.values()] + [b for bs in self.row_fragments.values() for b in bs]
         return alloc(kept, body)
+
+    # --- what warps that have the same rows tell each other
+
+    def _gathered(self, ends: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        """The states of all of them as those of the first, which ends the rows."""
+        carrier = self.kernel.carrier
+        assert carrier is not None
+        values = [t for n in carrier.stream.reducers for t in (*carrier.states[n], *_one(carrier.current, n))]
+        groups = self.rows // self.warp_rows
+        tables: dict[Tensor, Buffer] = {}
+        for tensor in values:
+            _, kept = self.registers[tensor]
+            shape = (self.split - 1, groups, prod(map(extent_of, kept.shape)), WARP)
+            tables[tensor] = Buffer(self.kernel.names.fresh("met"), shape, kept.dtype, Memory.SHARED)
+        self.kernel.shared.extend(tables.values())
+        group = simplify(self.warp // self.split)
+
+        def spot(tensor: Tensor, part: Expr, tile: FragmentElements) -> tuple[Expr, ...]:
+            flat: Expr = const(0)
+            for index, size in zip(tile.index, self.registers[tensor][1].shape, strict=True):
+                flat = flat * size + index
+            return part, group, simplify(flat), self.lane
+
+        told: list[Stmt] = []
+        for tensor, table in tables.items():
+            kind, kept = self.registers[tensor]
+            tile = self._elements(kind)
+            told.extend(unrolled(tile.loops, (Store(table, spot(tensor, simplify(self.part - 1), tile),
+                                                    load(kept, tile.index)),)))  # fmt: skip
+        heard: list[Stmt] = []
+        others = {t: Buffer(self.kernel.names.fresh("other"), self.registers[t][1].shape, self.registers[t][1].dtype,
+                            Memory.REGISTER) for t in values}  # fmt: skip
+        for number in range(self.split - 1):
+            for tensor, table in tables.items():
+                tile = self._elements(self.registers[tensor][0])
+                found = load(table, spot(tensor, const(number), tile))
+                heard.extend(unrolled(tile.loops, (Store(others[tensor], tile.index, found),)))
+            heard.extend(self._joined(carrier, others))
+        first = eq(self.part, 0)
+        body = (sync(), If(simplify(lt(const(0), self.part)), tuple(told)), sync(), If(first, (*heard, *ends)))
+        return alloc(list(others.values()), body)
+
+    def _joined(self, carrier: Carrier, others: Mapping[Tensor, Buffer]) -> list[Stmt]:
+        """States followed by those of another warp, as by those of a block."""
+        body: list[Stmt] = []
+        works = [w for w in self.loop.works() if w.owner is not None]
+        made = {t: w for w in works for t in w.nest.stores}
+        for nest in carrier.stream.reducers:
+            monoid = nest.monoid
+            assert monoid is not None
+            (state,) = carrier.states[nest]
+            if nest in carrier.current:
+                body.extend(self._map(made[carrier.previous[nest]]))
+            kind, kept = self.registers[state]
+            tile = self._elements(kind)
+            left: Expr = load(kept, tile.index)
+            right: Expr = load(others[state], tile.index)
+            shift = next((w for w in works if w.owner is nest and w.nest.tensor.name.endswith("@shift")), None)
+            own: list[Buffer] = []
+            if shift is not None:
+                by = op_of_shift(monoid)
+                (moved,) = shift.nest.stores
+                body.extend(self._map(shift))
+                left = op(by, left, self._of_row(self.registers[moved][1], tile))
+                theirs = Buffer(self.kernel.names.fresh("shift"), self.registers[moved][1].shape, moved.dtype,
+                                Memory.REGISTER)  # fmt: skip
+                own.append(theirs)
+                known = dict(self.registers)
+                now = {carrier.previous[n]: (self.registers[t][0], others[t]) for n, t in carrier.current.items()}
+                self.registers.update({**now, moved: (ROW, theirs)})
+                told = self._map(shift)
+                self.registers = known
+                right = op(by, right, self._of_row(theirs, tile))
+            else:
+                told = ()
+            total = Store(kept, tile.index, _combined(monoid, left, right))
+            body.extend(alloc(own, (*told, *unrolled(tile.loops, (total,)))))
+            if nest in carrier.current:
+                body.extend(self._map(made[carrier.current[nest]]))
+        return body
+
+    def _of_row(self, kept: Buffer, tile: FragmentElements) -> Expr:
+        return load(kept, tile.index if tile.kind == ROW else (tile.index[0], tile.half))
 
     def _work(self, work: Item) -> tuple[Stmt, ...]:
         if not isinstance(work, Work):
@@ -185,7 +275,7 @@ class RegisterStream:
     def _keep(self, work: Work) -> None:
         """Registers for what a nest hands to others."""
         kind = self._kind(work)
-        wide = {STREAM: self.block, COLUMN: self.columns}.get(kind, 0)
+        wide = {STREAM: self.own, COLUMN: self.columns}.get(kind, 0)
         shape = (self.fragments, wide // 16, PAIR) if wide else (self.fragments, 2)
         for tensor in work.nest.stores:
             if (work.owner is not None or tensor in self.kernel.held) and tensor not in self.registers:
@@ -199,10 +289,10 @@ class RegisterStream:
             half = Axis("half", 2)
             row = simplify(self.origin + var(i) * a.rows + self.lane // 4 + var(half) * 8)
             return FragmentElements(kind, (i, half), (var(i), var(half)), var(half), {ROW: row})
-        wide = self.block if kind == STREAM else self.columns
+        wide, first = (self.own, simplify(self.part * self.own)) if kind == STREAM else (self.columns, const(0))
         j, x = Axis("j", wide // a.columns), Axis("x", PAIR)
         row = simplify(self.origin + var(i) * a.rows + a.row(self.lane, var(x)))
-        column = simplify(var(j) * a.columns + a.column(self.lane, var(x)))
+        column = simplify(first + var(j) * a.columns + a.column(self.lane, var(x)))
         index = (var(i), var(j), var(x))
         return FragmentElements(kind, (i, j, x), index, simplify(var(x) // 2 % 2), {ROW: row, kind: column})
 
@@ -378,9 +468,11 @@ class RegisterStream:
     def _contract(self, work: Work, rows: Iterator[Hold], brought: Iterator[Hold]) -> MatrixContract:
         kind = self._kind(work)
         sides = self._sides(work)
-        width = self.block if kind == STREAM else self.columns
+        width, own = (self.block, self.own) if kind == STREAM else (self.columns, self.columns)
         holds = (next(rows) if kind == STREAM else None, next(brought))
-        made = self.contract(self._nest(work), sides, (self.rows, width), (self.warp_rows, width), holds)
+        made = self.contract(self._nest(work), sides, (self.rows, width), (self.warp_rows, own), holds)
+        if kind == COLUMN and self.split > 1:
+            made.warp, made.group = simplify(self.warp // self.split), self.part
         self.kernel.shared.extend(made.base.shared)
         return made
 
@@ -458,11 +550,12 @@ class RegisterStream:
         kind = self._kind(work)
         tile = self._elements(kind)
         first = self._value(work, nest.initial[0], tile) if nest.initial else monoid.identity[0]
-        depth = contract.step // form.depth
+        depth = contract.step // form.depth // (self.split if kind == COLUMN else 1)
+        begin = simplify(contract.group * depth) if kind == COLUMN else const(0)
         body: list[Stmt] = []
         rows: list[tuple[Buffer, tuple[Expr, ...]]]
         if kind == STREAM:
-            shape = (self.fragments, self.block // 16, PAIR)
+            shape = (self.fragments, self.own // 16, PAIR)
             total = Buffer(names.fresh("acc"), shape, dtypes.float32, Memory.REGISTER)
             own = [total]
             rows = [(b, ()) for b in self.row_fragments[work.nest.tensor]]
@@ -477,10 +570,10 @@ class RegisterStream:
             for _ in range(2)
         ]
         slot = self._slot(var(self.loop.axis))
-        body.extend(contract.column_fragments(sets[0], slot, const(0)))
+        body.extend(contract.column_fragments(sets[0], slot, begin))
         for step in range(depth):
             if step + 1 < depth:
-                body.extend(contract.column_fragments(sets[(step + 1) % 2], slot, const(step + 1)))
+                body.extend(contract.column_fragments(sets[(step + 1) % 2], slot, simplify(begin + (step + 1))))
             i, j, half = Axis("i", self.fragments), Axis("j", contract.fragments[1] // 2), Axis("half", 2)
             buffer, place = rows[step]
             operands = (
@@ -500,10 +593,19 @@ class RegisterStream:
         inside = self._stream_inside(work, tile)
         if inside:
             value = select(all_of(inside), value, const(0, value.dtype))
-        shape = (self.fragments, self.block // 16, PAIR)
+        shape = (self.fragments, self.own // 16, PAIR)
         operand = Buffer(self.kernel.names.fresh("a"), shape, self.form.operand, Memory.REGISTER)
         body.extend(unrolled(tile.loops, (Store(operand, tile.index, value),)))
         return operand
+
+
+def op_of_shift(monoid: Monoid) -> str:
+    """How a state follows what its reduction was scaled or moved by."""
+    return "mul" if monoid.operator == "add" else "add"
+
+
+def _one(values: Mapping[Nest, Tensor], nest: Nest) -> tuple[Tensor, ...]:
+    return (values[nest],) if nest in values else ()
 
 
 def as_power_of_two(node: Expr) -> Expr | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import ceil, prod
 
 from tilewright.backend.gpu import constants as prices
@@ -35,11 +36,14 @@ _GROUPED_ROWS = 192  # for groups of warps alone
 _ROWS = (16, 32, 64, 128, _GROUPED_ROWS, 256)
 _WARP_ROWS = (16, 32)
 _PIECE = 64  # elements of a line of shared memory that groups of warps read, and rows of a group
+_LEAST_PART = 32  # of a block that several warps share
 _LEAST_GROUP_BLOCK, _LONGEST = 64, 128  # of the streamed axis: groups take no shorter blocks, warps no longer ones
 _MOST_WARPS = 8
 _MOST_GROUPED_WARPS = 16
 _STAGES = 2
 _BYTES = 2  # of an operand's element
+_SPLITS = (1, 2, 4)  # warps that may have the same rows
+_STATE_BYTES, _ROW_STATES = 4, 32  # of what is carried: beside a row's columns, as lanes keep it
 
 
 @dataclass(frozen=True)
@@ -53,10 +57,21 @@ class StreamFragments:
     summed: int
     stages: int
     instruction: str
+    split: int = 1  # warps that have the same rows, each of them a part of every block
 
     @property
     def warps(self) -> int:
-        return self.rows // self.warp_rows
+        return self.rows // self.warp_rows * self.split
+
+    @property
+    def own(self) -> int:
+        """Of a block of the streamed axis, what a warp has."""
+        return self.block // self.split
+
+    @property
+    def met(self) -> int:
+        """Bytes that warps with the same rows tell each other."""
+        return _STATE_BYTES * (self.split - 1) * self.rows * (self.columns + _ROW_STATES)
 
     @property
     def in_groups(self) -> bool:
@@ -71,7 +86,7 @@ class StreamFragments:
             return _BYTES * (lines * _pieces(self.summed) + self.stages * self.block * _pieces(self.columns))
         sizes = ((self.rows, self.summed, 1), (self.block, self.summed, self.stages),
                  (self.columns, self.block, self.stages))  # fmt: skip
-        return sum(ring_bytes(*size, form) for size in sizes)
+        return sum(ring_bytes(*size, form) for size in sizes) + self.met
 
     @property
     def registers(self) -> int:
@@ -79,8 +94,8 @@ class StreamFragments:
         if self.in_groups:  # scores and what threads make of them, what is multiplied from registers, and sums
             return self.block + self.block // 4 + self.columns // 2 + prices.BESIDE_GROUPED
         own = self.warp_rows // _UNIT
-        kept = self.columns // 2 + self.block // 2 + self.summed // 4 + 6
-        return own * kept + self.block // 2 + prices.REGISTERS_BESIDE  # and the columns' fragments that are under way
+        kept = self.columns // 2 + self.own // 2 + self.summed // 4 + 6
+        return own * kept + self.own // 2 + prices.REGISTERS_BESIDE  # and the columns' fragments that are under way
 
 
 @dataclass(frozen=True)
@@ -178,12 +193,16 @@ def _shared_out(
             continue
         if not in_groups and ((trips > 1 and block in _GROUPED_BLOCKS) or block > _LONGEST or rows == _GROUPED_ROWS):
             continue
+        # of several blocks, warps that share rows took longer than groups, or warps alone, in all that was measured
+        splits = _SPLITS if not in_groups and trips == 1 else (1,)
         # every second group is half a block behind, and reads what it sums up with for so much longer
         stages = min(_STAGES + 1 if in_groups and padded > _PIECE else _STAGES, trips)
-        for each in (_UNIT,) if in_groups else _WARP_ROWS:
-            if padded % each == 0 and padded // each <= (_MOST_GROUPED_WARPS if in_groups else _MOST_WARPS):
-                yield StreamFragments(padded, each, _whole(block), _whole(form.columns), _whole(form.summed), stages,
-                                      instruction)  # fmt: skip
+        most = _MOST_GROUPED_WARPS if in_groups else _MOST_WARPS
+        for each, split in product((_UNIT,) if in_groups else _WARP_ROWS, splits):
+            walked = _whole(-(-block // split)) * split
+            if padded % each == 0 and padded // each * split <= most and (split == 1 or walked // split >= _LEAST_PART):
+                yield StreamFragments(padded, each, walked, _whole(form.columns), _whole(form.summed), stages,
+                                      instruction, split)  # fmt: skip
 
 
 def _mean_trips(form: RegisterForm, made: StreamFragments, trips: int) -> float:
@@ -233,7 +252,7 @@ def _cycles(form: RegisterForm, made: StreamFragments, trips: int, target: Targe
     depth = made.summed + made.columns
     tensor = made.rows * made.block * depth / (rate / target.clock)
     near = target.local.bandwidth / target.clock
-    shared = _BYTES * made.block * depth * (made.warps + 1) / near
+    shared = _BYTES * made.block * depth * (made.warps // made.split + 1) / near
     moved = _BYTES * made.block * depth + made.rows * made.block * form.read
     beyond = moved / (target.beyond_local.bandwidth / target.clock)
     inside = max(tensor, shared)
@@ -242,13 +261,14 @@ def _cycles(form: RegisterForm, made: StreamFragments, trips: int, target: Targe
     busy = max(max(inside, vector) + prices.STREAM_TRIP_BUSY, beyond)
     own = inside * max(1.0, 4 / made.warps) if made.warps < 4 else inside
     each = slots * prices.STREAM_APART + form.long * prices.STREAM_ALONE
-    waiting = made.warp_rows * made.block / 32 * each * max(1.0, made.warps / 4)
+    waiting = made.warp_rows * made.own / 32 * each * max(1.0, made.warps / 4)
     reach = prices.STREAM_LOADED * target.beyond_local.latency * target.clock
     alone = max(own + waiting + prices.STREAM_TRIP, reach, beyond)
     ends = made.rows * made.columns * (8 + form.end) / lanes
     first = prices.STREAM_LOADED * target.main.latency * target.clock
-    total = prices.STREAM_START + first + trips * alone + 2 * ends
-    return trips * busy + ends, total, total
+    told = 2 * made.met / near + (made.split - 1) * (prices.STREAM_TRIP + made.warp_rows * made.columns / 16)
+    total = prices.STREAM_START + first + trips * alone + 2 * ends + told
+    return trips * busy + ends + told / 2, total, total
 
 
 def _pieces(n: int) -> int:
@@ -265,8 +285,9 @@ def finished_stream(
 ) -> tuple[Leaf, ...]:
     """The leaves with the instruction and the steps of their products: all that is summed up at a time."""
     steps = {n.tensor.name: made.summed if n in stream.wide else made.block for n in form.products}
-    return tuple(replace(x, form=FragmentForm(made.instruction, step=steps[x.tensor])) if x.tensor in steps else x
-                 for x in leaves)  # fmt: skip
+    splits = {n.tensor.name: made.split for n in form.products if n in stream.reducers}
+    forms = {name: FragmentForm(made.instruction, split=splits.get(name, 1), step=step) for name, step in steps.items()}
+    return tuple(replace(x, form=forms[x.tensor]) if x.tensor in forms else x for x in leaves)
 
 
 def in_registers(
