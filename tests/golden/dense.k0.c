@@ -16,12 +16,18 @@ typedef __UINT64_TYPE__ uint64_t;
 #define tw_min(a, b) ({ __auto_type _a = (a); __auto_type _b = (b); (_a < _b) || (_a != _a) ? _a : _b; })
 #define tw_abs(a) ({ __auto_type _a = (a); _a < 0 ? -_a : _a; })
 #define tw_sign(a) ({ __auto_type _a = (a); _a != _a ? _a : (__typeof__(_a))((_a > 0) - (_a < 0)); })
-#ifndef TW_4dec2120
-#define TW_4dec2120
+#ifndef TW_5a398bf6
+#define TW_5a398bf6
 static inline float tw_fmax(float a, float b) {
 #if defined(__aarch64__)
     __asm__("fmax %s0, %s1, %s2" : "=w"(a) : "w"(a), "w"(b));
     return a;
+#elif defined(__AVX512F__)
+    float y = b;
+    uint16_t number;
+    __asm__("vcmpss $7, %1, %1, %0" : "=Yk"(number) : "v"(b));
+    __asm__("vmaxss %1, %2, %0%{%3%}" : "+v"(y) : "v"(a), "v"(b), "Yk"(number));
+    return y;
 #elif defined(__AVX__)
     float y, absent;  // the second operand where one is NaN; a branch would be foreseen half the time
     __asm__("vmaxss %1, %2, %0" : "=x"(y) : "x"(a), "x"(b));
@@ -36,6 +42,12 @@ static inline float tw_fmin(float a, float b) {
 #if defined(__aarch64__)
     __asm__("fmin %s0, %s1, %s2" : "=w"(a) : "w"(a), "w"(b));
     return a;
+#elif defined(__AVX512F__)
+    float y = b;
+    uint16_t number;
+    __asm__("vcmpss $7, %1, %1, %0" : "=Yk"(number) : "v"(b));
+    __asm__("vminss %1, %2, %0%{%3%}" : "+v"(y) : "v"(a), "v"(b), "Yk"(number));
+    return y;
 #elif defined(__AVX__)
     float y, absent;  // the second operand where one is NaN; a branch would be foreseen half the time
     __asm__("vminss %1, %2, %0" : "=x"(y) : "x"(a), "x"(b));

@@ -77,23 +77,40 @@ static inline $V tw_sign_$V($V x) {
     return tw_select_$V(x != x, x, y);
 }
 """),
-    # 2^2k e^r, |r| <= ln2. The 127 in t makes 2^k one shift; applied twice, results below 2^-126 come out denormal, and
-    # those beyond the largest number infinite. NaN stays NaN.
-    "exp": (("addend", "max_constant", "min_constant"), """
+    # e^r times a power of two, where results below 2^-126 are to come out denormal, and those beyond the largest number
+    # infinite: 2^k by the instruction for it; or 2^2k, where the 127 in t makes 2^k one shift, applied twice.
+    "power": ((), """
+#if (defined(__AVX512F__) && $W == 16) || (defined(__AVX512VL__) && ($W == 8 || $W == 4))
+#define tw_powers_$V 1
+static inline $V tw_power_$V($V p, $V t, $V k) {
+    $V y;
+    __asm__("vscalefps %2, %1, %0" : "=v"(y) : "v"(p), "v"(k));
+    return y;
+}
+#else
+#define tw_powers_$V 2
+static inline $V tw_power_$V($V p, $V t, $V k) {
+    const $V n = ($V)(($I)t << 23);
+    return p * n * n;
+}
+#endif
+#define tw_turn_$V (tw_powers_$V == 1 ? 12582912.0f : 12583039.0f)
+"""),
+    # |r| <= ln2 / 2, or ln2. NaN stays NaN.
+    "exp": (("addend", "max_constant", "min_constant", "power"), """
 static inline $V tw_exp_$V($V x) {
     $V c = tw_max_constant_$V(x, ($V){} - 104.0f);
     $V c1 = tw_min_constant_$V(c, ($V){} + 89.0f);
-    $V t = c1 * 0.72134752f + tw_addend_$V(12583039.0f);
-    $V k = t - 12583039.0f;
-    $V r = c1 - k * 1.38671875f;
-    $V r1 = r + k * 4.24388880e-4f;
+    $V t = c1 * (1.44269504f / tw_powers_$V) + tw_addend_$V(tw_turn_$V);
+    $V k = t - tw_turn_$V;
+    $V r = c1 - k * (0.693359375f * tw_powers_$V);
+    $V r1 = r + k * (2.12194440e-4f * tw_powers_$V);
     $V s = r1 * r1;
     $V p = 1.96289577e-4f * r1 + tw_addend_$V(0.00141054485f);
     $V p1 = p * s + (0.0083359722f * r1 + tw_addend_$V(0.0416611992f));
     $V p2 = p1 * s + (0.166666165f * r1 + tw_addend_$V(0.500000358f));
     $V p3 = p2 * s + (r1 + 1.0f);
-    $V n = ($V)(($I)t << 23);
-    return p3 * n * n;
+    return tw_power_$V(p3, t, k);
 }
 """),
     "log": (("select", "addend"), """
@@ -301,7 +318,7 @@ static inline $V tw_{name}_$V($V a, $V b) {{
     $V y;
     __asm__("f{name} %0.${{W}}s, %1.${{W}}s, %2.${{W}}s" : "=w"(y) : "w"(a), "w"(b));
     return y;
-#elif defined(__AVX512F__) && $W == 16
+#elif (defined(__AVX512F__) && $W == 16) || (defined(__AVX512VL__) && ($W == 8 || $W == 4))
     $V y = b;
     uint16_t number;
     __asm__("vcmpps $$7, %1, %1, %0" : "=Yk"(number) : "v"(b));

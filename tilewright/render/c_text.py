@@ -62,6 +62,12 @@ _EXTREMES = "".join(
 #if defined(__aarch64__)
     __asm__("f{name} %s0, %s1, %s2" : "=w"(a) : "w"(a), "w"(b));
     return a;
+#elif defined(__AVX512F__)
+    float y = b;
+    uint16_t number;
+    __asm__("vcmpss $7, %1, %1, %0" : "=Yk"(number) : "v"(b));
+    __asm__("v{name}ss %1, %2, %0%{{%3%}}" : "+v"(y) : "v"(a), "v"(b), "Yk"(number));
+    return y;
 #elif defined(__AVX__)
     float y, absent;  // the second operand where one is NaN; a branch would be foreseen half the time
     __asm__("v{name}ss %1, %2, %0" : "=x"(y) : "x"(a), "x"(b));

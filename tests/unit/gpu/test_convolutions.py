@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cache
+from math import prod
 
 import numpy as np
 import onnx
@@ -193,9 +194,11 @@ def test_packets_that_a_window_moves_by_single_places_are_not_copied_as_they_lie
             build(load(made, {}), machine(name), Options(target=name, stop_after="loops"))
 
 
-def test_sides_of_odd_images_are_cut_evenly() -> None:
-    """Rows of products are whole fragments: of those that tiles of 33 x 33 places take, few are empty."""
-    shape = (32, 64, 33, 33)
+@pytest.mark.parametrize("sides", [(33, 33), (130, 260)])
+def test_sides_of_images_are_cut_evenly(sides: tuple[int, int]) -> None:
+    """Rows of products are whole fragments: of those that tiles of 33 x 33 places take, or of rows of 260, few are
+    empty."""
+    shape = (32, 64, *sides)
     given = helper.make_tensor_value_info("x", TensorProto.FLOAT16, shape)
     result = helper.make_tensor_value_info("y", TensorProto.FLOAT16, shape)
     weight = numpy_helper.from_array(np.ones((64, 64, 3, 3), np.float16), "w")
@@ -207,5 +210,5 @@ def test_sides_of_odd_images_are_cut_evenly() -> None:
     (kernel,) = [k for k in plan.kernels if any(x.instruction for x in k.leaves)]
     (rows,) = [t.axes[0].extent for t in kernel.walk() if isinstance(t, Tile) and t.over == "warps"]
     cut = dict(kernel.cut)
-    turns = -(-cut.get("o0", 32) * cut.get("o2", 33) * cut.get("o3", 33) // rows)
-    assert 32 * 33 * 33 / (kernel.tiles * turns * rows) > 0.8
+    turns = -(-cut.get("o0", 32) * cut.get("o2", sides[0]) * cut.get("o3", sides[1]) // rows)
+    assert 32 * prod(sides) / (kernel.tiles * turns * rows) > 0.8

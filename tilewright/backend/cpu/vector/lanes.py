@@ -48,9 +48,10 @@ class LaneSums(NestParts):
             at = simplify(extent.low + full * step + var(few) * lanes + var(lane))
             wide = RegisterBlock({**block.env, axis: at}, (*block.unrolled, few), lane)
             body.extend(self._lane_loops(others, wide, [], states, monoid))
-        # chains fold into the first, its lanes into one total, which starts from the initial value
-        starts = self._initial(monoid, block.env)
-        body.extend(block.around(*(Store(t, block.index, v) for t, v in zip(totals, starts, strict=True))))
+        # chains fold into the first, its lanes into one total, which starts from the initial value, where there is one
+        if self.nest.initial or len(states) > 1:
+            starts = self._initial(monoid, block.env)
+            body.extend(block.around(*(Store(t, block.index, v) for t, v in zip(totals, starts, strict=True))))
 
         def more_of(parts: Sequence[Buffer], width: int) -> tuple[Stmt, ...]:
             if not left & width:
@@ -92,6 +93,8 @@ class LaneSums(NestParts):
                 replace_nodes(monoid.combine[0], {monoid.left[0]: a, monoid.right[0]: b})
                 for a, b in zip(parts[:half], parts[half:], strict=True)
             ]
+        if not self.nest.initial:  # lanes have begun with the identity
+            return (Store(totals[0], index, parts[0]),)
         return self._update(monoid, totals, index, parts)
 
     def _lane_loops(

@@ -384,7 +384,9 @@ def matrix_sizes(nest: Nest, leaf: Leaf, axis: Axis) -> list[int]:
     if axis is (own or side.axes)[-1]:
         sizes = {n for n in (16, 32, 48, 64, 96, 128, 192, 256) if n < extent} | even
         return sorted(sizes | {extent}) if extent <= MOST_BLOCK else sorted(sizes)
-    inner = prod(extent_of(a.extent) for a in side.axes[side.axes.index(axis) + 1 :])
+    *between, last = side.axes[side.axes.index(axis) + 1 :]
+    # of long rows parts: two of 96 leave less over of 260 than one of 192
+    inner = prod(extent_of(a.extent) for a in between) * min(extent_of(last.extent), MOST_BLOCK // 2)
     sizes = {1}
     while 2 * max(sizes) * inner <= 2 * MOST_BLOCK and 2 * max(sizes) < extent:
         sizes.add(2 * max(sizes))
