@@ -194,14 +194,14 @@ def test_packets_that_a_window_moves_by_single_places_are_not_copied_as_they_lie
             build(load(made, {}), machine(name), Options(target=name, stop_after="loops"))
 
 
-@pytest.mark.parametrize("sides", [(33, 33), (130, 260)])
-def test_sides_of_images_are_cut_evenly(sides: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("sides", "kind"), [((33, 33), TensorProto.FLOAT16), ((130, 260), TensorProto.FLOAT)])
+def test_sides_of_images_are_cut_evenly(sides: tuple[int, int], kind: int) -> None:
     """Rows of products are whole fragments: of those that tiles of 33 x 33 places take, or of rows of 260, few are
     empty."""
     shape = (32, 64, *sides)
-    given = helper.make_tensor_value_info("x", TensorProto.FLOAT16, shape)
-    result = helper.make_tensor_value_info("y", TensorProto.FLOAT16, shape)
-    weight = numpy_helper.from_array(np.ones((64, 64, 3, 3), np.float16), "w")
+    given = helper.make_tensor_value_info("x", kind, shape)
+    result = helper.make_tensor_value_info("y", kind, shape)
+    weight = numpy_helper.from_array(np.ones((64, 64, 3, 3), np.float16 if kind == TensorProto.FLOAT16 else np.float32), "w")
     node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[2] * 4, dilations=[2, 2])
     graph = helper.make_graph([node], "odd", [given], [result], [weight])
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
