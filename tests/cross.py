@@ -54,7 +54,8 @@ ASSEMBLED = {
     "vdpbf16ps": {"avx512_bf16"}, "vcvtneps2bf16": {"avx512_bf16"}, "vptest": {"avx512f"},
     "%{vex%} vpdpbusd": {"avx_vnni"}, "vpdpbusd": {"avx512_vnni"}, "vpmaddwd": {"avx2"}, "vpmovsxbw": {"avx2"},
     "vmax": {"avx2"}, "vmin": {"avx2"}, "vcmp": {"avx2"}, "vblendv": {"avx2"},
-    "fmax": set(), "fmin": set(), "sdot": set(),  # of Arm: the preprocessor takes them away
+    # of Arm, and of AVX-512: the preprocessor takes them away
+    "fmax": set(), "fmin": set(), "sdot": set(), "vscalef": set(),
 }  # fmt: skip
 
 

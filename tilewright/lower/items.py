@@ -24,7 +24,8 @@ class Loop:
 
 @dataclass(frozen=True)
 class Ahead:
-    """What fills a Hold in stages, some parts ahead, as long as there are parts."""
+    """What runs where there is something for it to do: fills a Hold in stages, some parts ahead, as long as there are
+    parts, or computes what a tile may need nothing of."""
 
     condition: Expr
     body: tuple[Item, ...]

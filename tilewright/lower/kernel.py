@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from tilewright.errors import InternalError
 from tilewright.ir.analysis.simplify import simplify
 from tilewright.ir.forms import bounds
-from tilewright.ir.forms.expr import Axis, Expr, const, load, lt, minimum, substitute, var
+from tilewright.ir.forms.expr import Axis, Expr, all_of, const, load, lt, minimum, substitute, var
 from tilewright.ir.forms.loops import Buffer, Kernel, Memory, Stmt
 from tilewright.ir.forms.tensor import Layout, Tensor
 from tilewright.lower.access import Access, Place, global_place
@@ -58,6 +58,7 @@ class KernelLowering:
     """A kernel's Tile as loops: who runs which part, where every tensor is, and what each leaf does there."""
 
     memory = Memory.SCRATCH  # of what a kernel holds
+    leaves_out = False  # leaves of which a tile needs nothing
 
     def __init__(
         self, tile: Tile, nests: Sequence[Nest], layout: Callable[[Tensor], Layout], scan: ScanView | None
@@ -185,10 +186,13 @@ class KernelLowering:
             elif nest is not None and hold.mode == "store" and hold.fill is None:
                 self.held.update(dict.fromkeys(nest.stores, boxes[nest]))
         items: list[Item] = []
+        beyond = self._beyond(tile, ranges)
         for node in tile.body:
             if isinstance(node, Leaf):
                 nest = self.by_name[node.tensor]
-                items.extend(self._leaf(node, nest, boxes[nest], limits.get(nest, {})))
+                works = self._leaf(node, nest, boxes[nest], limits.get(nest, {}))
+                needed = self._needed(nest, beyond)
+                items.extend((Ahead(needed, tuple(works)),) if needed is not None else works)
             elif isinstance(node, UnitBarrier):
                 items.append(GridBarrier())
             elif node.over == "steps":
@@ -200,6 +204,27 @@ class KernelLowering:
                 items.extend((*self.prologue, loop))
                 self.prologue = []
         return tuple(items)
+
+    def _beyond(self, tile: Tile, ranges: Mapping[str, Range]) -> Mapping[Nest, Box]:
+        """What every nest of a Tile would compute if its axes had no ends."""
+        moves = any(h.stages > 1 or h.mode != "store" for h in tile.holds)
+        if not self.leaves_out or moves or self.carrier is not None or self.scan is not None:
+            return {}
+        return boxes_at(self.between, ranges, self.tile_axes, clip=False)[0]
+
+    def _needed(self, nest: Nest, beyond: Mapping[Nest, Box]) -> Expr | None:
+        """When any of what a nest is to compute for others of its tile lies inside its axes, if not always: a tile of
+        what is put together of several lies in one of them mostly."""
+        if nest.tensor not in self.held:
+            return None
+        conditions: list[Expr] = []
+        for part in beyond.get(nest, ()):
+            if bounds.upper(part.low) >= part.extent:
+                conditions.append(simplify(lt(part.low, part.extent)))
+            # of several reads together the size is an axis's at most
+            if part.size < part.extent and bounds.lower(part.low) + part.size <= 0:
+                conditions.append(simplify(lt(0, simplify(part.low + part.size))))
+        return all_of(conditions) if conditions else None
 
     def _in_order(self, tile: Tile, ranges: dict[str, Range], left: list[tuple[str, int]]) -> Loop:
         """Loops over the parts of a Tile, outermost first."""

@@ -31,7 +31,7 @@ def between_barriers(kernel: Tile, nests: Mapping[str, Nest]) -> list[list[Nest]
 
 
 def boxes_at(
-    groups: Sequence[Sequence[Nest]], ranges: Mapping[str, Range], axes: Mapping[str, TileAxis]
+    groups: Sequence[Sequence[Nest]], ranges: Mapping[str, Range], axes: Mapping[str, TileAxis], clip: bool = True
 ) -> tuple[dict[Nest, Box], Limits]:
     """The box of every nest where axes of the tree run over these parts, and parts of reductions."""
     by_name = {n.tensor.name: n for group in groups for n in group}
@@ -56,5 +56,5 @@ def boxes_at(
             )
             for root in roots_of(group)
         }
-        boxes.update(propagate(group, roots, limits))
+        boxes.update(propagate(group, roots, limits, clip=clip))
     return boxes, limits

@@ -29,6 +29,8 @@ _LOWERED: Mapping[type[LeafForm], type[CpuNest]] = {
 class CpuKernel(KernelLowering):
     """Tiles handed out to cores; each keeps what it holds in scratch memory of its own."""
 
+    leaves_out = True
+
     def grid(self, index: Axis, items: Sequence[Item]) -> tuple[Stmt, ...]:
         body = with_prefetches(self._statements(items), self.plan.prefetched, items, self.access)
         for buffer in reversed(self.kept):
