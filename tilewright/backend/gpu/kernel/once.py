@@ -4,7 +4,7 @@ from its registers, and what it has just stored from where that was computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -34,15 +34,33 @@ Spot = tuple[Buffer, tuple[Expr, ...], int]  # a packet in memory: where its fir
 
 def fetched_once(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
     """The statements of a thread without fetches of what one of its registers has."""
-    walk = _Walk({b for s in statements(tuple(body)) for b in _written(s) if b.memory is Memory.GLOBAL})
+    body = tuple(body)
+    walk = _Walk({b for s in statements(body) for b in _written(s) if b.memory is Memory.GLOBAL}, _writes(body))
     walk.visit(body)
     if not walk.same:
-        return tuple(body)
+        return body
     kept = [b for b in dict.fromkeys(walk.same.values()) if b in walk.allocated]
-    made = _Rewrite(walk, set(kept)).body(tuple(body))
+    made = _Rewrite(walk, set(kept)).body(body)
     read = {b for s in statements(made) for b in _read(s)}
     unread = {b for s in statements(made) for b in _written(s) if b.memory is Memory.SHARED and b not in read}
     return alloc(kept, _without_stores(made, unread) if unread else made)
+
+
+def _writes(body: tuple[Stmt, ...]) -> dict[Buffer, list[int]]:
+    found: dict[Buffer, list[int]] = {}
+    for number, stmt in enumerate(_straight(body), 1):
+        for buffer in {b for s in statements((stmt,)) for b in _written(s)}:
+            found.setdefault(buffer, []).append(number)
+    return found
+
+
+def _straight(body: Iterable[Stmt]) -> Iterator[Stmt]:
+    """Statements one after the other, whatever is allocated around them."""
+    for stmt in body:
+        if isinstance(stmt, Alloc):
+            yield from _straight(stmt.body)
+        else:
+            yield stmt
 
 
 def _without_stores(body: tuple[Stmt, ...], unread: set[Buffer]) -> tuple[Stmt, ...]:
@@ -62,11 +80,13 @@ class _Walk:
     """Straight through the statements; what loops and conditions write is forgotten."""
 
     changing: set[Buffer]  # of device memory, which others may write meanwhile
+    writes: dict[Buffer, list[int]]  # the numbers of the statements that write a register, loops and conditions whole
     known: dict[Spot, Buffer] = field(default_factory=dict)
     same: dict[Buffer, Buffer] = field(default_factory=dict)  # registers, by those that have the same already
     dropped: set[int] = field(default_factory=set)  # statements, by identity
     allocated: set[Buffer] = field(default_factory=set)
     room: int = _MOST * _REGISTER_BYTES
+    number: int = 0
 
     def visit(self, body: Iterable[Stmt]) -> None:
         for stmt in body:
@@ -74,6 +94,7 @@ class _Walk:
                 self.allocated.add(stmt.buffer)
                 self.visit(stmt.body)
                 continue
+            self.number += 1
             moved = _packet(stmt)
             if moved is not None and moved[2]:
                 self._fetch(stmt, moved[0], moved[1])
@@ -86,7 +107,8 @@ class _Walk:
 
     def _fetch(self, stmt: Stmt, spot: Spot, register: Buffer) -> None:
         first = self.known.get(spot)
-        if first is not None and first is not register and first.dtype is register.dtype:
+        is_alone = self.writes[register] == [self.number]
+        if first is not None and is_alone and max(self.writes[first]) < self.number and first.dtype is register.dtype:
             size = 0 if first in self.same.values() else prod(map(int, map(_extent, first.shape))) * first.dtype.bytes
             if size <= self.room:
                 self.room -= size

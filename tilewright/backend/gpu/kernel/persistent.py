@@ -26,6 +26,7 @@ from tilewright.target.instruction_sets import PACKET_BYTES
 from tilewright.tile_graph.algebra.context import NestContext
 from tilewright.tile_graph.algebra.propagate import extent_of, reads_box
 from tilewright.tile_graph.plan.form import Sizes
+from tilewright.tile_graph.plan.leaf_form import ThreadForm
 
 _MOST_TILES = 8  # cuts that are priced, those of most tiles first
 _LEAST_STEPS = 4  # before them the copies are not paid back
@@ -89,8 +90,9 @@ def _kept(step: StepKernel, tile: Sizes, scan: Scan, context: NestContext) -> di
     """Constants that a block reads at every step, as many as there is room for, with the bytes of its part and how many
     neighbours are copied at a time."""
     boxes, target = block_of(step.nests, dict(tile), None, 0).boxes, context.target
-    own = {n: own_bytes(n, finished(leaf, n, boxes[n], {}), boxes[n], target.max_threads, target.warp)
-           for n, leaf in zip(step.nests, step.leaves, strict=True)}  # fmt: skip
+    leaves = {n: finished(leaf, n, boxes[n], {}) for n, leaf in zip(step.nests, step.leaves, strict=True)}
+    own = {n: own_bytes(n, leaf, boxes[n], target.max_threads, target.warp) for n, leaf in leaves.items()}
+    shares = {n for n, leaf in leaves.items() if not leaf.options(ThreadForm).step}
     held = {t: prod(int(part.size) for part in boxes[n]) * t.dtype.bytes
             for n in step.nests for t in n.stores if t not in step.stored}  # fmt: skip
     sizes: dict[Tensor, int] = {}
@@ -103,7 +105,7 @@ def _kept(step: StepKernel, tile: Sizes, scan: Scan, context: NestContext) -> di
             sizes[tensor] = max(size, sizes.get(tensor, 0))
             row, wide = int(box[-1].size), PACKET_BYTES // tensor.dtype.bytes
             packets[tensor] = wide if row == tensor.shape[-1] and row % wide == 0 else 1
-    room = target.local.capacity - block_bytes(step.nests, held, own, at_once=True)
+    room = target.local.capacity - block_bytes(step.nests, held, own, at_once=True, unshared=shares)
     kept: dict[Tensor, tuple[int, int]] = {}
     for tensor, size in sorted(sizes.items(), key=lambda item: -item[1]):
         if size <= room:

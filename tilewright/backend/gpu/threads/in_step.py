@@ -159,7 +159,7 @@ def shares_in_step(
         rows = box_elements(boxes[nest])
         shares = places // np.maximum(rows, 1)
         length = prod(extent_of(a.extent) for a in nest.reduce_axes)
-        alone = (rows == 1) & (shares > MOST_THREADS)
+        alone = (rows == 1) & (shares > MOST_THREADS) & (length >= MOST_THREADS * lanes)
         whole = (length == shares * lanes) & (rows * shares <= MOST_THREADS)
         even = (shares % warp == 0) | ((shares < warp) & (shares & (shares - 1) == 0))
         fits = fits & (places % np.maximum(rows, 1) == 0) & (leaf.lanes % lanes == 0) & (alone | whole) & even
