@@ -11,7 +11,7 @@ import pytest
 from onnx import ModelProto, TensorProto
 
 from tests.gpu_stages import graph, on_emulator, on_loops, random_inputs
-from tests.plans import map_leaves
+from tests.plans import map_leaves, map_tiles
 from tilewright.backend import backend_for
 from tilewright.backend.gpu.kernel.together import share_launch
 from tilewright.compiler.pipeline import Artifact, build
@@ -19,6 +19,7 @@ from tilewright.errors import InternalError
 from tilewright.frontend.onnx.model import load
 from tilewright.ir.forms.loops import Barrier, statements
 from tilewright.ir.meaning.interpret import evaluate
+from tilewright.ir.meaning.interpret_loops import run_loops
 from tilewright.lower.program import lower_program
 from tilewright.options import Options
 from tilewright.target import machine
@@ -54,12 +55,20 @@ def softmax(rows: int, columns: int, kind: int = FLOAT) -> ModelProto:
     return graph([("Softmax", ["x"], "y", {"axis": -1})], [("x", shape)], [("y", shape)], dict.fromkeys("xy", kind))
 
 
+def normed_product(rows: int, columns: int, wide: int) -> ModelProto:
+    """A block of the product has more threads than its rows' sums: they are not for other sums that know these."""
+    nodes = [("LayerNormalization", ["x", "g", "b"], "z", {"axis": -1}), ("MatMul", ["z", "w"], "y", {})]
+    ports = [("x", (rows, columns)), ("g", (columns,)), ("b", (columns,)), ("w", (columns, wide))]
+    return graph(nodes, ports, [("y", (rows, wide))], dict.fromkeys("xgbzwy", FLOAT))
+
+
 # whole rows of a block, several in a block, in turns; ends of rows; what no warps share evenly
 CASES: dict[str, ModelProto] = {
     **{f"norm {rows} x {columns}": normed((rows, columns))
        for rows, columns in ((17, 768), (40, 128), (9, 64), (5, 384), (3, 4096), (6, 96), (7, 50), (2, 1024))},
     "norm of halves": normed((3, 7, 512), HALF),
     "sum and norm": summed_norm(3, 19, 256),
+    "norm and product": normed_product(154, 32, 96),
     "softmax": softmax(21, 256),
     "softmax of halves": softmax(10, 1024, HALF),
     "softmax of odd rows": softmax(10, 197),
@@ -145,3 +154,17 @@ def compiled_plan(shape: tuple[int, ...], cache: Path) -> Plan:
     plan = compiled(normed(shape), cache, "h200").plan
     assert plan is not None
     return plan
+
+
+def test_sums_that_know_each_other_are_the_same_threads(kernel_cache: Path) -> None:
+    """Where a block has more threads than its sums take, one that nobody waits for may take others; not where it reads
+    what the first ones keep."""
+    target = replace(machine("cuda-emulated"), units=16)
+    artifact = build(load(normed_product(77, 32, 96), {}), target, Options(cache_dir=kernel_cache))
+    assert artifact.plan is not None and artifact.program is not None and len(kept(artifact.plan)) == 2
+    wide = map_tiles(artifact.plan, lambda t: replace(t, count=2 * t.count) if t.over == "lanes" else t)
+    inputs = random_inputs(artifact)
+    (expected,) = (evaluate(artifact.program, inputs)[t.name] for t in artifact.program.outputs)
+    loops = lower_program(artifact.program, wide, backend_for(target).lower_kernel)
+    found = run_loops(loops, dict(inputs))["y"]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)

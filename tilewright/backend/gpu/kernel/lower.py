@@ -99,7 +99,9 @@ class GpuKernel(KernelLowering):
             warps, operands = self._fragments(item)
             found = None if warps is not None else self.elements.of(self._nest(item, None, (), 0))
             own = {self.access.read[t].buffer for t in self._own_elements(item, found)}
-            begun = 0 if own or self.hazards.meets(reads - own, writes) else self.occupied
+            # what threads keep is with the first ones, and so is what they have stored for themselves
+            is_kept = not self.own.keys().isdisjoint((*item.nest.reads(), *item.nest.stores))
+            begun = 0 if own or is_kept or self.hazards.meets(reads - own, writes) else self.occupied
             lowered = self._nest(item, warps, operands, begun)
             made = leaf_statements(lowered)
             # shares of sums have memory of their own each
@@ -116,7 +118,8 @@ class GpuKernel(KernelLowering):
             if lowered.options.split > self.warp:  # it meets inside, and what follows may have been asked for before
                 early = replace(early, place=start)
             self.hazards.add(reads, writes, has_own)
-            self.made.update(dict.fromkeys(item.nest.stores, (item.nest, found)))
+            made_by = (item.nest, None if lowered.first else found)
+            self.made.update(dict.fromkeys(item.nest.stores, made_by))
             self.last, self.occupied = item, lowered.end
         return list(alloc(early.kept, body))
 
