@@ -60,7 +60,7 @@ def rows_of_images(count: int, rows: int, summed: int, columns: int) -> ModelPro
 def test_a_product_whose_blocks_take_several_turns_fits(name: str) -> None:
     """Operands and sums on their way out were counted as one after the other, and lay side by side."""
     target = machine(name)
-    loops = planned(rows_of_images(32, 196, 128, 1024), target, "float16").loops
+    loops = planned(rows_of_images(32, 196, 512, 1024), target, "float16").loops
     assert loops is not None
     assert max(place_shared(k).bytes for k in loops.kernels) <= target.local.capacity
     assert name != "h200" or any(_turns(k) for k in loops.kernels), "no block takes several turns any more"
